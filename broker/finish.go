@@ -1,0 +1,148 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/redrive-mq/redrive/storage"
+)
+
+const (
+	finishLanes   = 2
+	finishBatch   = 256              // outcomes in a transaction
+	finishTimeout = 10 * time.Second // of one transaction
+	finishGrace   = 5 * time.Second  // for the last outcomes at a stop
+	finishRest    = 200 * time.Millisecond
+	// Outcomes that may wait to be written before attempts wait to hand in theirs.
+	outcomesWaiting = 4096
+)
+
+// finisher writes the outcomes of attempts, many in a transaction. While the database is away it tries again; an
+// outcome that never gets written is an attempt whose lease ends.
+type finisher struct {
+	o       Options
+	metrics *metrics
+	queue   chan storage.Outcome
+	lanes   sync.WaitGroup
+
+	quit     chan struct{}   // closed: write what is there, then end
+	writing  context.Context // ends when even the last writes are given up
+	giveUp   context.CancelFunc
+	stopOnce sync.Once
+}
+
+func newFinisher(o Options, m *metrics) *finisher {
+	return &finisher{o: o, metrics: m, queue: make(chan storage.Outcome, outcomesWaiting), quit: make(chan struct{})}
+}
+
+func (f *finisher) start(ctx context.Context) {
+	f.writing, f.giveUp = context.WithCancel(ctx)
+	first := uint8(rand.N(storage.TallyShards))
+	for i := range uint8(finishLanes) {
+		f.lanes.Go(func() { f.lane(first + i) })
+	}
+}
+
+// add hands in an outcome. All attempts have ended before the finisher stops, so none is added after that.
+func (f *finisher) add(o storage.Outcome) { f.queue <- o }
+
+// stop writes what was handed in, for at most finishGrace.
+func (f *finisher) stop(ctx context.Context) error {
+	f.stopOnce.Do(func() { close(f.quit) })
+	ended := make(chan struct{})
+	go func() { f.lanes.Wait(); close(ended) }()
+	defer f.giveUp()
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(finishGrace):
+	case <-ctx.Done():
+	}
+	f.giveUp()
+	<-ended
+	if n := len(f.queue); n > 0 {
+		return fmt.Errorf("the outcomes of %d attempts could not be written; the jobs will be attempted again", n)
+	}
+	return nil
+}
+
+func (f *finisher) lane(shard uint8) {
+	for {
+		var batch []storage.Outcome
+		select {
+		case o := <-f.queue:
+			batch = append(batch, o)
+		case <-f.quit:
+			select {
+			case o := <-f.queue:
+				batch = append(batch, o)
+			default:
+				return
+			}
+		}
+		f.write(shard, f.fill(batch))
+	}
+}
+
+// fill adds what else waits: one outcome when idle, many under load.
+func (f *finisher) fill(batch []storage.Outcome) []storage.Outcome {
+	for len(batch) < finishBatch {
+		select {
+		case o := <-f.queue:
+			batch = append(batch, o)
+		default:
+			return batch
+		}
+	}
+	return batch
+}
+
+// write tries until it is done, the leases are long gone, or the finisher gives up.
+func (f *finisher) write(shard uint8, batch []storage.Outcome) {
+	until := time.Now().Add(2 * f.o.lease())
+	for failed := false; ; failed = true {
+		ctx, cancel := context.WithTimeout(f.writing, finishTimeout)
+		began := time.Now()
+		lost, err := f.o.Store.Finish(ctx, shard, batch)
+		cancel()
+		if err == nil {
+			f.written(batch, lost, time.Since(began))
+			return
+		}
+		if !failed {
+			f.o.Log.Warn("outcomes could not be written, trying again", "outcomes", len(batch), "error", err)
+		}
+		if f.writing.Err() != nil || time.Now().After(until) || !storage.IsUnavailable(err) && failed && !errors.Is(err, context.Canceled) {
+			f.metrics.unwritten.Add(float64(len(batch)))
+			f.o.Log.Error("outcomes given up: their jobs are attempted again when their leases end", "outcomes", len(batch), "error", err)
+			return
+		}
+		select {
+		case <-f.writing.Done():
+		case <-time.After(finishRest):
+		}
+	}
+}
+
+func (f *finisher) written(batch, lost []storage.Outcome, took time.Duration) {
+	f.metrics.finishDuration.Observe(took.Seconds())
+	f.metrics.finishBatch.Observe(float64(len(batch)))
+	f.metrics.stale.Add(float64(len(lost)))
+	dead := 0
+	for _, o := range batch {
+		if o.Verdict == storage.Die {
+			dead++
+		}
+	}
+	for _, o := range lost {
+		if o.Verdict == storage.Die {
+			dead--
+		}
+		f.o.Log.Warn("an attempt outlived its lease: its outcome changes nothing", "job", o.JobID.String())
+	}
+	f.metrics.died.Add(float64(dead))
+}
