@@ -89,7 +89,7 @@ func TestScheduleHoldsUnderBacklog(t *testing.T) {
 		if strings.HasPrefix(r.Header.Get("X-Broker-Message-ID"), "bad") {
 			return http.StatusBadGateway
 		}
-		time.Sleep(2 * time.Millisecond) // a consumer's work: what keeps its slots busy
+		<-time.After(2 * time.Millisecond) // a consumer's work: what keeps its slots busy
 		return http.StatusOK
 	})
 	k := w.consumer("busy", s.URL, storage.TypePush)
