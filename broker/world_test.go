@@ -24,7 +24,7 @@ const patience = 20 * time.Second
 
 // world is a database of a test's own with a channel and a producer in it.
 type world struct {
-	t        *testing.T
+	t        testing.TB
 	ctx      context.Context
 	dsn      string
 	store    *storage.Store
@@ -33,12 +33,12 @@ type world struct {
 	producer *storage.Producer
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	return newWorldOn(t, storagetest.DSN(t))
 }
 
-func newWorldOn(t *testing.T, dsn string) *world {
+func newWorldOn(t testing.TB, dsn string) *world {
 	t.Helper()
 	w := &world{t: t, ctx: t.Context(), dsn: dsn}
 	w.store = w.open()
@@ -164,7 +164,7 @@ func (w *world) waitJobs(k *storage.Consumer, s storage.Status, n int) {
 }
 
 // eventually polls a condition until it holds.
-func eventually(t *testing.T, cond func() bool) {
+func eventually(t testing.TB, cond func() bool) {
 	t.Helper()
 	deadline := time.After(patience)
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -194,7 +194,7 @@ type sink struct {
 }
 
 // newSink answers each delivery with what handle returns; handle may block until its request is broken off.
-func newSink(t *testing.T, handle func(r *http.Request) int) *sink {
+func newSink(t testing.TB, handle func(r *http.Request) int) *sink {
 	t.Helper()
 	s := &sink{}
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

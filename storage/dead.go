@@ -1,0 +1,181 @@
+package storage
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+)
+
+// A transaction that moves dead jobs takes at most so many: short enough not to hold up live traffic, long enough
+// that a million takes a thousand commits.
+const deadBatch = 1000
+
+// DeadJobs lists a consumer's dead jobs, the latest death first. A cursor is a job's StatusChangedAt and ID.
+func (s *Store) DeadJobs(ctx context.Context, consumerKey uint32, cur *Cursor, limit int) ([]Job, Paging, error) {
+	k := newKeyset(cur, limit, "statusChangedAt", "id")
+	rows, err := collect(ctx, s.db, scanJob, `SELECT `+jobColumns+`
+		FROM (SELECT id FROM job FORCE INDEX (changed) WHERE consumerId = ? AND status = 1004`+k.where+`
+			ORDER BY statusChangedAt`+k.dir+`, id`+k.dir+` LIMIT ?) d
+		JOIN job j ON j.id = d.id JOIN message m ON m.id = j.messageId
+		ORDER BY j.statusChangedAt`+k.dir+`, j.id`+k.dir, append(append([]any{consumerKey}, k.args...), k.limit)...)
+	if err != nil {
+		return nil, Paging{}, err
+	}
+	rows, paging := pageOf(cur, limit, rows)
+	return rows, paging, nil
+}
+
+// RequeueOne brings a dead job back: QUEUED at once, with all its attempts before it. ErrNotFound, ErrNotDead.
+func (s *Store) RequeueOne(ctx context.Context, consumerKey uint32, id ID) error {
+	return s.inTx(ctx, func(tx *sql.Tx) error {
+		var status Status
+		var counted int64
+		err := tx.QueryRowContext(ctx, `SELECT status, dlqCounted FROM job WHERE id = ? AND consumerId = ? FOR UPDATE`, id, consumerKey).Scan(&status, &counted)
+		if errors.Is(err, sql.ErrNoRows) {
+			return ErrNotFound
+		}
+		if err != nil {
+			return err
+		}
+		if status != StatusDead {
+			return ErrNotDead
+		}
+		_, err = requeue(ctx, tx, consumerKey, []ID{id}, counted)
+		return err
+	})
+}
+
+// RequeueAll brings back every job of the consumer that is dead when it begins, in batches of a transaction each,
+// the longest dead first, and returns how many. An error or a crash leaves what was committed, and the counts, right.
+// Jobs that die again meanwhile are not brought back twice.
+func (s *Store) RequeueAll(ctx context.Context, consumerKey uint32) (int64, error) {
+	return s.eachDeadBatch(ctx, consumerKey, "", nil, func(tx *sql.Tx, ids []ID, counted int64) (int64, error) {
+		return requeue(ctx, tx, consumerKey, ids, counted)
+	})
+}
+
+// PurgeOne deletes a dead job whose retries are exhausted; otherwise ErrNotFound.
+func (s *Store) PurgeOne(ctx context.Context, consumerKey uint32, id ID, maxRetry int) error {
+	return s.inTx(ctx, func(tx *sql.Tx) error {
+		var counted int64
+		err := tx.QueryRowContext(ctx, `SELECT dlqCounted FROM job WHERE id = ? AND consumerId = ? AND status = 1004`+exhausted+` FOR UPDATE`,
+			id, consumerKey, maxRetry).Scan(&counted)
+		if errors.Is(err, sql.ErrNoRows) {
+			return ErrNotFound
+		}
+		if err != nil {
+			return err
+		}
+		_, err = purge(ctx, tx, consumerKey, []ID{id}, counted)
+		return err
+	})
+}
+
+// PurgeAll deletes every job of the consumer that is dead, with its retries exhausted, when it begins, as RequeueAll
+// brings them back.
+func (s *Store) PurgeAll(ctx context.Context, consumerKey uint32, maxRetry int) (int64, error) {
+	return s.eachDeadBatch(ctx, consumerKey, exhausted, []any{maxRetry}, func(tx *sql.Tx, ids []ID, counted int64) (int64, error) {
+		return purge(ctx, tx, consumerKey, ids, counted)
+	})
+}
+
+// exhausted is the condition under which a dead job may be deleted: its retries are used up, or its consumer said
+// that no retry will help.
+const exhausted = ` AND (retryAttemptCount >= ? OR noRetry = 1)`
+
+// eachDeadBatch walks over the consumer's jobs that are dead now, in the order of their deaths, and calls fn with
+// each batch locked. The walk goes forward by (statusChangedAt, id) and ends at the latest death there was at its
+// beginning.
+func (s *Store) eachDeadBatch(ctx context.Context, consumerKey uint32, cond string, condArgs []any,
+	fn func(tx *sql.Tx, ids []ID, counted int64) (int64, error)) (total int64, err error) {
+	var last sql.NullTime
+	if err := s.db.QueryRowContext(ctx, `SELECT MAX(statusChangedAt) FROM job WHERE consumerId = ? AND status = 1004`, consumerKey).Scan(&last); err != nil {
+		return 0, err
+	}
+	if !last.Valid {
+		return 0, nil
+	}
+	at, id := time.Unix(0, 0).UTC(), ID{}
+	for {
+		var batch []deadRow
+		var moved int64
+		err := s.inTx(ctx, func(tx *sql.Tx) (err error) {
+			args := append([]any{consumerKey, at, at, id, last.Time}, condArgs...)
+			batch, err = collect(ctx, tx, scanDeadRow, `SELECT id, statusChangedAt, dlqCounted FROM job FORCE INDEX (changed)
+				WHERE consumerId = ? AND status = 1004 AND statusChangedAt >= ? AND (statusChangedAt > ? OR id > ?) AND statusChangedAt <= ?`+cond+`
+				ORDER BY statusChangedAt, id LIMIT ? FOR UPDATE`, append(args, deadBatch)...)
+			if err != nil || len(batch) == 0 {
+				return err
+			}
+			ids, counted := make([]ID, len(batch)), int64(0)
+			for i, r := range batch {
+				ids[i] = r.id
+				counted += r.counted
+			}
+			moved, err = fn(tx, ids, counted)
+			return err
+		})
+		if err != nil {
+			return total, err
+		}
+		total += moved
+		if len(batch) < deadBatch {
+			return total, nil
+		}
+		at, id = batch[len(batch)-1].at, batch[len(batch)-1].id
+	}
+}
+
+type deadRow struct {
+	id      ID
+	at      time.Time
+	counted int64
+}
+
+func scanDeadRow(rows *sql.Rows) (r deadRow, err error) {
+	return r, rows.Scan(&r.id, &r.at, &r.counted)
+}
+
+// requeue sends locked dead jobs back to QUEUED; counted of them are in dead_count.
+func requeue(ctx context.Context, tx *sql.Tx, consumerKey uint32, ids []ID, counted int64) (int64, error) {
+	n, err := affected(ctx, tx, `UPDATE job SET status = 1001, statusChangedAt = NOW(6), dueAt = NULL, retryAttemptCount = 0, noRetry = 0,
+		incrementalTimeout = 0, leaseOwner = NULL, dlqCounted = 0 WHERE id IN (`+placeholders("?", len(ids))+`) AND status = 1004`, anyIDs(ids)...)
+	if err != nil {
+		return 0, err
+	}
+	return n, leftDead(ctx, tx, consumerKey, len(ids), n, counted)
+}
+
+// purge deletes locked dead jobs; counted of them are in dead_count.
+func purge(ctx context.Context, tx *sql.Tx, consumerKey uint32, ids []ID, counted int64) (int64, error) {
+	n, err := affected(ctx, tx, `DELETE FROM job WHERE id IN (`+placeholders("?", len(ids))+`) AND status = 1004`, anyIDs(ids)...)
+	if err != nil {
+		return 0, err
+	}
+	if err := leftDead(ctx, tx, consumerKey, len(ids), n, counted); err != nil {
+		return 0, err
+	}
+	counts := tallies{}
+	counts.add(tallyJobs, consumerKey, -n)
+	return n, counts.write(ctx, tx, ids[0][len(ids[0])-1])
+}
+
+// leftDead takes the jobs that left DEAD out of the count. They were locked when they were chosen, so all of them
+// moved; if not, the transaction is void.
+func leftDead(ctx context.Context, tx *sql.Tx, consumerKey uint32, chosen int, moved, counted int64) error {
+	if moved != int64(chosen) {
+		return errors.New("dead jobs changed under their lock")
+	}
+	return uncount(ctx, tx, consumerKey, counted)
+}
+
+// uncount lowers dead_count by jobs that were in it and are dead no more. Locks are taken in the order job, then
+// dlq_summary.
+func uncount(ctx context.Context, tx *sql.Tx, consumerKey uint32, counted int64) error {
+	if counted == 0 {
+		return nil
+	}
+	_, err := tx.ExecContext(ctx, `UPDATE dlq_summary SET dead_count = dead_count - ? WHERE consumerId = ?`, counted, consumerKey)
+	return err
+}

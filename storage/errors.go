@@ -1,0 +1,72 @@
+package storage
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"net"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+// What callers tell apart with errors.Is. Everything else is a fault of the database or of ours.
+var (
+	ErrNotFound            = errors.New("not found")
+	ErrDuplicate           = errors.New("the message id is taken in this channel")
+	ErrPreconditionMissing = errors.New("the update must name the version that it changes")
+	ErrPreconditionFailed  = errors.New("it was changed by somebody else")
+	ErrNotDead             = errors.New("the job is not dead")
+	ErrBadTransition       = errors.New("the job cannot change to that state")
+	ErrLocked              = errors.New("another holder has the lock")
+)
+
+// Server error numbers, of MySQL and MariaDB; the last two are TiDB's.
+const (
+	errTooManyConnections = 1040
+	errServerShutdown     = 1053
+	errDuplicateEntry     = 1062
+	errLockWaitTimeout    = 1205
+	errDeadlock           = 1213
+	errReadOnly           = 1290
+	errRecordChanged      = 1020
+	errConnectionKilled   = 1927
+	errTiDBWriteConflict  = 9007
+	errTiDBTxnRetryable   = 8028
+)
+
+func mysqlErrno(err error) uint16 {
+	var me *mysql.MySQLError
+	if errors.As(err, &me) {
+		return me.Number
+	}
+	return 0
+}
+
+// isTxRetryable tells errors after which the same transaction, begun anew, may well succeed.
+func isTxRetryable(err error) bool {
+	switch mysqlErrno(err) {
+	case errDeadlock, errLockWaitTimeout, errRecordChanged, errTiDBWriteConflict, errTiDBTxnRetryable:
+		return true
+	}
+	return false
+}
+
+func isDuplicateEntry(err error) bool { return mysqlErrno(err) == errDuplicateEntry }
+
+// IsUnavailable tells whether err means that the database cannot be used right now (gone, shutting down, out of
+// connections, too slow), so that the same request may succeed later.
+func IsUnavailable(err error) bool {
+	if err == nil {
+		return false
+	}
+	switch mysqlErrno(err) {
+	case errTooManyConnections, errServerShutdown, errReadOnly, errConnectionKilled, errLockWaitTimeout, errDeadlock:
+		return true
+	}
+	var netErr net.Error
+	return errors.As(err, &netErr) ||
+		errors.Is(err, driver.ErrBadConn) || errors.Is(err, mysql.ErrInvalidConn) || errors.Is(err, sql.ErrConnDone) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.DeadlineExceeded)
+}

@@ -1,0 +1,133 @@
+package storage
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+)
+
+// Job is a message on its way to one consumer.
+type Job struct {
+	ID, MessageKey          ID
+	MessageID               string // the client's
+	ConsumerKey             uint32
+	ChannelKey, ProducerKey uint32
+	Status                  Status
+	StatusChangedAt         time.Time
+	Priority                uint32
+	RetryAttemptCount       uint16 // retries after the first attempt
+	IncrementalTimeout      uint32 // seconds
+	LastErrorClass          string // empty: no attempt failed
+	LastError               string
+}
+
+const jobColumns = `j.id, j.messageId, m.messageId, j.consumerId, m.channelId, m.producerId, j.status, j.statusChangedAt, m.priority,
+	j.retryAttemptCount, j.incrementalTimeout, COALESCE(j.lastErrorClass, ''), COALESCE(j.lastError, '')`
+
+func (j *Job) fields() []any {
+	return []any{&j.ID, &j.MessageKey, &j.MessageID, &j.ConsumerKey, &j.ChannelKey, &j.ProducerKey, &j.Status, &j.StatusChangedAt, &j.Priority,
+		&j.RetryAttemptCount, &j.IncrementalTimeout, &j.LastErrorClass, &j.LastError}
+}
+
+func scanJob(rows *sql.Rows) (j Job, err error) { return j, rows.Scan(j.fields()...) }
+
+// Job reads one job, or ErrNotFound.
+func (s *Store) Job(ctx context.Context, id ID) (*Job, error) {
+	var j Job
+	err := s.db.QueryRowContext(ctx, `SELECT `+jobColumns+` FROM job j JOIN message m ON m.id = j.messageId WHERE j.id = ?`, id).Scan(j.fields()...)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, ErrNotFound
+	}
+	return &j, err
+}
+
+// QueuedJob is a job that a pull consumer may take.
+type QueuedJob struct {
+	Job
+	ContentType string
+	Headers     map[string]string
+	Body        []byte
+}
+
+// QueuedJobs lists the jobs that a pull consumer may take, the highest priority first and the oldest first within it.
+// It reads limit rows of the claim key, however long the backlog is.
+func (s *Store) QueuedJobs(ctx context.Context, consumerKey uint32, limit int) ([]QueuedJob, error) {
+	return collect(ctx, s.db, func(rows *sql.Rows) (QueuedJob, error) {
+		var q QueuedJob
+		var headers []byte
+		if err := rows.Scan(append(q.fields(), &q.ContentType, &headers, &q.Body)...); err != nil {
+			return q, err
+		}
+		var err error
+		q.Headers, err = decodeHeaders(headers)
+		return q, err
+	}, `SELECT `+jobColumns+`, m.contentType, p.headers, p.body
+		FROM (SELECT id FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt IS NULL ORDER BY precedence, id LIMIT ?) q
+		JOIN job j ON j.id = q.id JOIN message m ON m.id = j.messageId JOIN message_payload p ON p.messageId = j.messageId
+		ORDER BY j.precedence, j.id`, consumerKey, limit)
+}
+
+// PullState is what a pull consumer reports of a job.
+type PullState struct {
+	Job                ID
+	Consumer           *Consumer
+	Next               Status
+	IncrementalTimeout uint32        // seconds on top of Lease; with INFLIGHT only
+	Lease              time.Duration // how long it may work before the job is QUEUED again; with INFLIGHT only
+}
+
+// SetPullState changes a pull consumer's job: QUEUED to INFLIGHT, INFLIGHT to DELIVERED or DEAD, DEAD to INFLIGHT; the
+// state that it has already changes nothing. Otherwise ErrBadTransition; ErrNotFound where the consumer has no such job.
+func (s *Store) SetPullState(ctx context.Context, p PullState) error {
+	return s.inTx(ctx, func(tx *sql.Tx) error {
+		var status Status
+		var counted int64
+		err := tx.QueryRowContext(ctx, `SELECT status, dlqCounted FROM job WHERE id = ? AND consumerId = ? FOR UPDATE`, p.Job, p.Consumer.Key).
+			Scan(&status, &counted)
+		if errors.Is(err, sql.ErrNoRows) {
+			return ErrNotFound
+		}
+		if err != nil || status == p.Next {
+			return err
+		}
+		switch {
+		case p.Next == StatusInflight && (status == StatusQueued || status == StatusDead):
+			return pullInflight(ctx, tx, p, status, counted)
+		case status == StatusInflight && p.Next == StatusDelivered:
+			return pullDelivered(ctx, tx, p)
+		case status == StatusInflight && p.Next == StatusDead:
+			return guarded(affected(ctx, tx, `UPDATE job SET status = 1004, statusChangedAt = NOW(6), dueAt = NULL, noRetry = 1, leaseOwner = NULL,
+				lastErrorClass = 'declared', lastError = 'declared dead by its consumer' WHERE id = ? AND status = 1002`, p.Job))
+		}
+		return ErrBadTransition
+	})
+}
+
+func pullInflight(ctx context.Context, tx *sql.Tx, p PullState, from Status, counted int64) error {
+	lease := p.Lease + time.Duration(p.IncrementalTimeout)*time.Second
+	if err := guarded(affected(ctx, tx, `UPDATE job SET status = 1002, statusChangedAt = NOW(6), dueAt = NOW(6) + INTERVAL ? MICROSECOND,
+		incrementalTimeout = ?, noRetry = 0, dlqCounted = 0, leaseOwner = NULL, leaseToken = 0 WHERE id = ? AND status = ?`,
+		micros(lease), p.IncrementalTimeout, p.Job, from)); err != nil {
+		return err
+	}
+	return uncount(ctx, tx, p.Consumer.Key, counted)
+}
+
+func pullDelivered(ctx context.Context, tx *sql.Tx, p PullState) error {
+	if err := guarded(affected(ctx, tx, `UPDATE job SET status = 1003, statusChangedAt = NOW(6), dueAt = NULL, leaseOwner = NULL
+		WHERE id = ? AND status = 1002`, p.Job)); err != nil {
+		return err
+	}
+	counts := tallies{}
+	counts.add(tallyDelivered, p.Consumer.Key, 1)
+	return counts.write(ctx, tx, p.Job[len(p.Job)-1])
+}
+
+// guarded makes an error of a guarded update that found its row changed after all.
+func guarded(n int64, err error) error {
+	if err == nil && n != 1 {
+		return ErrBadTransition
+	}
+	return err
+}

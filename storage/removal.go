@@ -1,0 +1,43 @@
+package storage
+
+import (
+	"context"
+	"database/sql"
+)
+
+// RemoveJobs deletes up to limit jobs of consumers that were deleted, and reports whether there may be more. A
+// removal stays open for ten minutes after the deletion, so that jobs of a broadcast that was being accepted at that
+// moment are found too.
+func (s *Store) RemoveJobs(ctx context.Context, limit int) (removed int64, more bool, err error) {
+	consumers, err := collect(ctx, s.db, func(rows *sql.Rows) (key uint32, err error) { return key, rows.Scan(&key) },
+		`SELECT consumerId FROM consumer_removal ORDER BY consumerId`)
+	if err != nil {
+		return 0, false, err
+	}
+	for _, consumer := range consumers {
+		if removed, err = s.removeJobsOf(ctx, consumer, limit); err != nil || removed > 0 {
+			return removed, removed > 0, err
+		}
+	}
+	return 0, false, nil
+}
+
+func (s *Store) removeJobsOf(ctx context.Context, consumer uint32, limit int) (removed int64, err error) {
+	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		ids, err := collect(ctx, tx, scanID, `SELECT id FROM job WHERE consumerId = ? ORDER BY status, dueAt, precedence, id LIMIT ? FOR UPDATE SKIP LOCKED`, consumer, limit)
+		if err != nil {
+			return err
+		}
+		if len(ids) > 0 {
+			removed, err = affected(ctx, tx, `DELETE FROM job WHERE id IN (`+placeholders("?", len(ids))+`)`, anyIDs(ids)...)
+			return err
+		}
+		removed = 0
+		if _, err := tx.ExecContext(ctx, `DELETE FROM tally WHERE kind IN (?, ?) AND refId = ?`, tallyJobs, tallyDelivered, consumer); err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, `DELETE FROM consumer_removal WHERE consumerId = ? AND deletedAt < NOW(6) - INTERVAL 10 MINUTE`, consumer)
+		return err
+	})
+	return removed, err
+}
