@@ -2,6 +2,8 @@ package broker_test
 
 import (
 	"net/http"
+	"os"
+	"strconv"
 	"sync/atomic"
 	"testing"
 
@@ -28,6 +30,7 @@ func benchmark(b *testing.B, consumers int) {
 	}
 	o := w.fast()
 	o.PollInterval, o.Registerer = 0, prometheus.NewRegistry()
+	o.Concurrency, _ = strconv.Atoi(os.Getenv("CONC"))
 	broke := w.start(o)
 	body := make([]byte, 1024)
 	b.SetParallelism(32)

@@ -2,6 +2,8 @@ package broker
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -50,6 +52,9 @@ func (d *dispatcher) stop(ctx context.Context) {
 	d.stopClaiming()
 	d.mu.Unlock()
 	d.laneRuns.Wait()
+	for _, l := range d.all() {
+		l.handBack(0)
+	}
 	ended := make(chan struct{})
 	go func() { d.attempts.Wait(); close(ended) }()
 	select {
@@ -91,14 +96,23 @@ func (d *dispatcher) follow(catalog *storage.Catalog) {
 			d.lane(k)
 		}
 	}
+	for _, l := range d.endOthers(catalog) {
+		l.handBack(0)
+	}
+}
+
+// endOthers ends and returns the lanes of consumers that were deleted or pull now.
+func (d *dispatcher) endOthers(catalog *storage.Catalog) (ended []*lane) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for key, l := range d.lanes {
 		if k, ok := catalog.ConsumerByKey(key); !ok || k.Type != storage.TypePush {
 			l.end()
 			delete(d.lanes, key)
+			ended = append(ended, l)
 		}
 	}
+	return ended
 }
 
 // reserve takes a slot for a job that is about to be stored for the consumer, if it should be pushed from here at
@@ -120,14 +134,26 @@ func (d *dispatcher) wake(consumerKey uint32) {
 	}
 }
 
-// push attempts a job under a lease that began, at the latest, at leased. It returns at once; the slot of the job is
-// released when its attempt has ended.
-func (d *dispatcher) push(k *storage.Consumer, job storage.ClaimedJob, leased time.Time) {
-	d.metrics.inflight.Inc()
-	d.attempts.Go(func() {
-		defer d.metrics.inflight.Dec()
-		outcome := d.pusher.attempt(d.attempting, k, job, leased)
-		d.finisher.add(outcome)
-		d.release(k.Key)
-	})
+// push takes over a job under a lease that began, at the latest, at since, and for which reserve promised a place.
+func (d *dispatcher) push(k *storage.Consumer, job storage.ClaimedJob, since time.Time) {
+	if l := d.existing(k.Key); l != nil {
+		l.push(leased{job, since})
+		return
+	}
+	// The consumer was deleted, or pulls now, since the place was promised.
+	d.finisher.add(storage.Outcome{JobID: job.ID, Token: job.Token, ConsumerKey: job.ConsumerKey, Verdict: storage.HandBack})
+}
+
+// relieve hands back jobs that have waited too long for a slot: for half of the delay that a lease has on top of the
+// delivery timeout, so that what is attempted always has nearly all of its time.
+func (d *dispatcher) relieve() {
+	for _, l := range d.all() {
+		l.handBack(d.o.RationalDelay / 2)
+	}
+}
+
+func (d *dispatcher) all() []*lane {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Collect(maps.Values(d.lanes))
 }

@@ -9,7 +9,17 @@ import (
 	"github.com/redrive-mq/redrive/storage"
 )
 
-// lane claims jobs of one consumer and bounds the attempts that are under way for it.
+const (
+	// Leased jobs may wait in memory for a slot where the consumer's pace says that this takes no longer than
+	// queueWait. It spares them the way through the backlog: half of what the database does for a job.
+	queueWait  = 100 * time.Millisecond
+	queueMost  = 1024    // jobs of a consumer that wait so
+	queueBytes = 8 << 20 // of payload, estimated
+	claimMost  = 256     // jobs in a claim
+)
+
+// lane gets one consumer's jobs delivered: it bounds the attempts under way, keeps the few leased jobs that wait for a
+// slot, and claims from the backlog as places come free.
 type lane struct {
 	d        *dispatcher
 	consumer atomic.Pointer[storage.Consumer] // the latest version
@@ -17,18 +27,41 @@ type lane struct {
 	ended    chan struct{}
 	endOnce  sync.Once
 
-	mu      sync.Mutex
-	free    int  // slots
-	backlog bool // QUEUED jobs wait, as far as is known: then new ones queue up behind them
+	mu       sync.Mutex
+	busy     int           // attempts under way, at most Concurrency
+	reserved int           // places promised to jobs that are being stored or claimed
+	queue    []leased      // jobs that wait for a slot
+	backlog  bool          // QUEUED jobs wait, as far as is known: then new ones queue up behind them
+	pace     time.Duration // of an attempt, a moving average; 0: none has ended yet
+	size     int           // of a payload, a moving average
+}
+
+// leased is a job under a lease that began, at the latest, at since.
+type leased struct {
+	job   storage.ClaimedJob
+	since time.Time
 }
 
 func newLane(d *dispatcher, k *storage.Consumer) *lane {
-	l := &lane{d: d, wakeup: make(chan struct{}, 1), ended: make(chan struct{}), free: d.o.Concurrency}
+	l := &lane{d: d, wakeup: make(chan struct{}, 1), ended: make(chan struct{})}
 	l.consumer.Store(k)
 	return l
 }
 
 func (l *lane) end() { l.endOnce.Do(func() { close(l.ended) }) }
+
+// places is the number of jobs that the lane may hold beyond those it holds or has promised to hold. l.mu is held.
+func (l *lane) places() int {
+	most := l.d.o.Concurrency
+	if l.pace > 0 {
+		waiting := min(queueMost, int(int64(queueWait)*int64(most)/int64(l.pace)))
+		if l.size > 0 {
+			waiting = min(waiting, queueBytes/l.size)
+		}
+		most += waiting
+	}
+	return max(0, most-l.busy-l.reserved-len(l.queue))
+}
 
 // wake makes the lane look for jobs; until it has looked, new jobs queue up behind what may be there.
 func (l *lane) wake() {
@@ -45,40 +78,103 @@ func (l *lane) signal() {
 	}
 }
 
+// reserve promises a place to a job that is about to be stored; push or release redeems it.
 func (l *lane) reserve() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.backlog || l.free == 0 {
+	if l.backlog || l.places() == 0 {
 		return false
 	}
-	l.free--
+	l.reserved++
 	return true
 }
 
-func (l *lane) release(n int) {
-	if n == 0 {
-		return
-	}
+// reserveClaim promises places to a claim and clears the backlog mark: what the claim finds sets it again, and so does
+// whoever stores a job after it began.
+func (l *lane) reserveClaim() int {
 	l.mu.Lock()
-	l.free += n
-	waits := l.backlog
-	l.mu.Unlock()
-	if waits {
+	defer l.mu.Unlock()
+	n := min(l.places(), claimMost)
+	if n > 0 {
+		l.reserved += n
+		l.backlog = false
+	}
+	return n
+}
+
+func (l *lane) release(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.reserved -= n
+	l.signalIfWorthwhile()
+}
+
+// signalIfWorthwhile wakes the lane for its backlog when a slot is idle, or enough places are free for a claim of some
+// size. l.mu is held.
+func (l *lane) signalIfWorthwhile() {
+	if free := l.places(); l.backlog && free > 0 && (l.busy+l.reserved < l.d.o.Concurrency || free >= l.d.o.Concurrency/2) {
 		l.signal()
 	}
 }
 
-// takeSlots takes all the free slots and clears the backlog mark: what the claim that follows finds sets it again,
-// and so does whoever stores a job after it began.
-func (l *lane) takeSlots() int {
+// push takes a job in for which a place was promised: it is attempted now, or waits for a slot.
+func (l *lane) push(p leased) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := l.free
-	if n > 0 {
-		l.free = 0
-		l.backlog = false
+	l.reserved--
+	l.size += (len(p.job.Body) - l.size) / 8
+	if l.busy >= l.d.o.Concurrency {
+		l.queue = append(l.queue, p)
+		return
 	}
-	return n
+	l.busy++
+	l.d.attempts.Go(func() { l.work(p) })
+}
+
+// work attempts a job and then those that wait, until none does.
+func (l *lane) work(p leased) {
+	for more := true; more; {
+		began := time.Now()
+		outcome := l.d.pusher.attempt(l.d.attempting, l.consumer.Load(), p.job, p.since)
+		l.d.finisher.add(outcome)
+		p, more = l.next(time.Since(began))
+	}
+}
+
+// next ends an attempt that took so long and returns the job that gets its slot.
+func (l *lane) next(took time.Duration) (leased, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pace = max(l.pace+(took-l.pace)/8, time.Microsecond)
+	if len(l.queue) > 0 && l.d.claiming.Err() == nil {
+		p := l.queue[0]
+		if l.queue = l.queue[1:]; len(l.queue) == 0 {
+			l.queue = nil // lets go of the array
+		}
+		l.signalIfWorthwhile()
+		return p, true
+	}
+	l.busy--
+	l.signalIfWorthwhile()
+	return leased{}, false
+}
+
+// handBack returns jobs to the backlog that have waited longer than they should: their consumer has become slow. A
+// limit of 0 returns all of them.
+func (l *lane) handBack(limit time.Duration) {
+	l.mu.Lock()
+	n := 0
+	for n < len(l.queue) && time.Since(l.queue[n].since) >= limit {
+		n++
+	}
+	back := l.queue[:n]
+	if l.queue = l.queue[n:]; n > 0 {
+		l.pace = max(l.pace, limit) // nothing waits here again before attempts end sooner
+	}
+	l.mu.Unlock()
+	for _, p := range back {
+		l.d.finisher.add(storage.Outcome{JobID: p.job.ID, Token: p.job.Token, ConsumerKey: p.job.ConsumerKey, Verdict: storage.HandBack})
+	}
 }
 
 func (l *lane) run(ctx context.Context) {
@@ -90,51 +186,48 @@ func (l *lane) run(ctx context.Context) {
 			return
 		case <-l.wakeup:
 		}
-		for l.claim(ctx) {
-		}
+		l.claim(ctx)
 	}
 }
 
-// claim fills the free slots with claimed jobs and reports whether there may be more for slots that are free now.
-func (l *lane) claim(ctx context.Context) (again bool) {
-	slots := l.takeSlots()
-	if slots == 0 {
-		return false // the release of the next slot wakes the lane
+// claim fills the free places with claimed jobs. Where there may be more of them, the backlog mark stays, and the
+// release, or the end of an attempt, wakes the lane again.
+func (l *lane) claim(ctx context.Context) {
+	places := l.reserveClaim()
+	if places == 0 {
+		return
 	}
 	began := time.Now()
-	lease := newLease(l.d.o)
 	k := l.consumer.Load()
-	jobs, err := l.claimJobs(ctx, k, lease, slots)
-	if err == nil && len(jobs) == slots {
+	jobs, err := l.claimJobs(ctx, k, newLease(l.d.o), places)
+	if err == nil && len(jobs) == places {
 		l.mu.Lock()
 		l.backlog = true
 		l.mu.Unlock()
 	}
 	for _, j := range jobs {
-		l.d.push(k, j, began)
+		l.push(leased{j, began})
 	}
-	l.release(slots - len(jobs))
+	l.release(places - len(jobs))
 	l.d.metrics.claimed.Add(float64(len(jobs)))
 	if err != nil && ctx.Err() == nil {
-		l.d.o.Log.Warn("claim failed", "channel", k.ChannelKey, "consumer", k.ID, "error", err)
+		l.d.o.Log.Warn("claim failed", "channel", k.ChannelID, "consumer", k.ID, "error", err)
 		select {
 		case <-ctx.Done():
 		case <-l.ended:
 		case <-time.After(claimRest):
 			l.wake()
 		}
-		return false
 	}
-	return len(jobs) == slots
 }
 
 // claimJobs does not end with ctx: a claim that is broken off may have been committed, and its jobs would wait for
 // their lease to end.
-func (l *lane) claimJobs(ctx context.Context, k *storage.Consumer, lease storage.Lease, slots int) ([]storage.ClaimedJob, error) {
+func (l *lane) claimJobs(ctx context.Context, k *storage.Consumer, lease storage.Lease, places int) ([]storage.ClaimedJob, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
-	return l.d.o.Store.Claim(ctx, k.Key, lease, slots)
+	return l.d.o.Store.Claim(ctx, k.Key, lease, places)
 }

@@ -82,11 +82,13 @@ func (p *pusher) close() { p.client.CloseIdleConnections() }
 type failure struct{ class, text string }
 
 // attempt pushes a job once, within its lease, and says what is to become of it.
-func (p *pusher) attempt(ctx context.Context, k *storage.Consumer, job storage.ClaimedJob, leased time.Time) storage.Outcome {
+func (p *pusher) attempt(ctx context.Context, k *storage.Consumer, job storage.ClaimedJob, since time.Time) storage.Outcome {
 	outcome := storage.Outcome{JobID: job.ID, Token: job.Token, ConsumerKey: job.ConsumerKey}
 	began := time.Now()
+	p.metrics.inflight.Inc()
+	defer p.metrics.inflight.Dec()
 	// All of the attempt must fit in what is left of the lease, so that nobody else has the job meanwhile.
-	timeout := min(p.o.DeliveryTimeout, p.o.lease()-began.Sub(leased))
+	timeout := min(p.o.DeliveryTimeout, p.o.lease()-began.Sub(since))
 	if timeout <= 0 {
 		outcome.Verdict = storage.HandBack
 		p.report(k, job, outcome, failure{classExpired, "the claim took longer than the lease"}, 0, began)

@@ -41,6 +41,9 @@ type Lease struct {
 // Accept stores messages and their jobs in one transaction of seven round trips, however many they are. A message
 // whose id is taken is marked Duplicate and left out; its neighbours are stored.
 func (s *Store) Accept(ctx context.Context, shard uint8, lease Lease, msgs []*NewMessage) error {
+	if len(msgs) == 0 {
+		return nil
+	}
 	return s.inTx(ctx, func(tx *sql.Tx) error {
 		if err := insertMessages(ctx, tx, msgs); err != nil {
 			return err

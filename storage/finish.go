@@ -45,7 +45,7 @@ var errSomeLost = errors.New("some leases were lost")
 // job's lease was no longer theirs: it had run out and somebody else has the job, or had it.
 func (s *Store) Finish(ctx context.Context, shard uint8, outcomes []Outcome) (lost []Outcome, err error) {
 	outcomes = slices.Clone(outcomes)
-	slices.SortFunc(outcomes, func(a, b Outcome) int { return slices.Compare(a.JobID[:], b.JobID[:]) })
+	slices.SortStableFunc(outcomes, func(a, b Outcome) int { return slices.Compare(a.JobID[:], b.JobID[:]) })
 	err = s.inTx(ctx, func(tx *sql.Tx) error { return finish(ctx, tx, shard, outcomes) })
 	if !errors.Is(err, errSomeLost) {
 		return nil, err

@@ -51,7 +51,8 @@ type QueuedJob struct {
 }
 
 // QueuedJobs lists the jobs that a pull consumer may take, the highest priority first and the oldest first within it.
-// It reads limit rows of the claim key, however long the backlog is.
+// It reads at most twice limit rows of the claim key, however long the backlog is: jobs that never waited and, of a
+// consumer that was a push consumer before, retries whose time has come.
 func (s *Store) QueuedJobs(ctx context.Context, consumerKey uint32, limit int) ([]QueuedJob, error) {
 	return collect(ctx, s.db, func(rows *sql.Rows) (QueuedJob, error) {
 		var q QueuedJob
@@ -63,9 +64,13 @@ func (s *Store) QueuedJobs(ctx context.Context, consumerKey uint32, limit int) (
 		q.Headers, err = decodeHeaders(headers)
 		return q, err
 	}, `SELECT `+jobColumns+`, m.contentType, p.headers, p.body
-		FROM (SELECT id FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt IS NULL ORDER BY precedence, id LIMIT ?) q
+		FROM (SELECT id FROM (
+			(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt IS NULL ORDER BY precedence, id LIMIT ?)
+			UNION ALL
+			(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt <= NOW(6) ORDER BY dueAt LIMIT ?)
+			) either ORDER BY precedence, id LIMIT ?) q
 		JOIN job j ON j.id = q.id JOIN message m ON m.id = j.messageId JOIN message_payload p ON p.messageId = j.messageId
-		ORDER BY j.precedence, j.id`, consumerKey, limit)
+		ORDER BY j.precedence, j.id`, consumerKey, limit, consumerKey, limit, limit)
 }
 
 // PullState is what a pull consumer reports of a job.

@@ -37,8 +37,11 @@ func (s *Store) PutProducer(ctx context.Context, p PutStakeholder) (*Producer, e
 			insert: `INSERT INTO producer (name, tokenHash, changedAt, createdAt, producerId) VALUES (?, ?, ?, NOW(6), ?)`,
 			update: `UPDATE producer SET name = ?, tokenHash = ?, changedAt = ? WHERE id = ?`,
 		}.run(ctx, tx, p.IfUnmodifiedSince, []any{p.ID}, []any{p.Name, []byte(hashToken(p.Token))}, []any{p.ID})
+		if err != nil {
+			return err
+		}
 		out = &Producer{Key: v.key, ID: p.ID, Name: p.Name, ChangedAt: v.changedAt}
-		return err
+		return nil
 	})
 	return out, err
 }

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-sql-driver/mysql"
-
 	"github.com/redrive-mq/redrive/storage"
 	"github.com/redrive-mq/redrive/storage/storagetest"
 )
@@ -287,9 +285,4 @@ func eventually(t testing.TB, what string, holds func() bool) {
 	}
 }
 
-func mysqlNumber(err error) uint16 {
-	if me, ok := err.(*mysql.MySQLError); ok { //nolint:errorlint // called on what the driver returned
-		return me.Number
-	}
-	return 0
-}
+func text(s string) sql.NullString { return sql.NullString{String: s, Valid: true} }

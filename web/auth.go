@@ -1,0 +1,117 @@
+package web
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"net/http"
+	"strings"
+
+	"github.com/redrive-mq/redrive/storage"
+)
+
+const (
+	headerChannelToken  = "X-Broker-Channel-Token"
+	headerConsumerToken = "X-Broker-Consumer-Token"
+)
+
+// AdminToken is a token that may change producers, channels and consumers. The token itself is not kept.
+type AdminToken struct {
+	Name string // for the log
+	Hash [sha256.Size]byte
+}
+
+// NewAdminToken makes an AdminToken of a token.
+func NewAdminToken(name, token string) AdminToken {
+	return AdminToken{Name: name, Hash: sha256.Sum256([]byte(token))}
+}
+
+// admin lets only holders of an admin token through.
+func (s *Server) admin(h handler) handler {
+	if s.o.AdminOpen {
+		return h
+	}
+	return func(w http.ResponseWriter, r *http.Request) error {
+		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		if token = strings.TrimSpace(token); !strings.EqualFold(scheme, "Bearer") || token == "" {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="redrive"`)
+			return unauthorized("this needs an admin token: Authorization: Bearer ...")
+		}
+		hash, known := sha256.Sum256([]byte(token)), 0
+		for i := range s.o.AdminTokens { // all of them, so that the time tells nothing
+			known |= subtle.ConstantTimeCompare(hash[:], s.o.AdminTokens[i].Hash[:])
+		}
+		if known != 1 {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="redrive", error="invalid_token"`)
+			return unauthorized("the admin token is not one of ours")
+		}
+		return h(w, r)
+	}
+}
+
+// channelOf finds the channel that the path names.
+func (s *Server) channelOf(r *http.Request) (*storage.Catalog, *storage.Channel, error) {
+	id, err := pathID(r, "channelId")
+	if err != nil {
+		return nil, nil, err
+	}
+	cat, err := s.o.Store.Catalog(r.Context())
+	if err != nil {
+		return nil, nil, err
+	}
+	ch, ok := cat.Channel(id)
+	if !ok {
+		return nil, nil, errNoChannel()
+	}
+	return cat, ch, nil
+}
+
+func errNoChannel() error { return notFound("there is no such channel") }
+
+// consumerRef is the consumer that a path names, with what it belongs to.
+type consumerRef struct {
+	catalog  *storage.Catalog
+	channel  *storage.Channel
+	consumer *storage.Consumer
+}
+
+// consumerOf finds the consumer that the path names.
+func (s *Server) consumerOf(r *http.Request) (consumerRef, error) {
+	id, err := pathID(r, "consumerId")
+	if err != nil {
+		return consumerRef{}, err
+	}
+	cat, ch, err := s.channelOf(r)
+	if err != nil {
+		return consumerRef{}, err
+	}
+	k, ok := cat.Consumer(ch, id)
+	if !ok {
+		return consumerRef{}, notFound("there is no such consumer")
+	}
+	return consumerRef{cat, ch, k}, nil
+}
+
+// authorizedConsumer finds the consumer that the path names for a request that must carry the channel's and the
+// consumer's token. The channel's token is looked at before the consumer, so that who does not have it learns nothing
+// about consumers. unknown is the status of a consumer that is not there: the contract has two.
+func (s *Server) authorizedConsumer(r *http.Request, unknown int) (consumerRef, error) {
+	id, err := pathID(r, "consumerId")
+	if err != nil {
+		return consumerRef{}, err
+	}
+	cat, ch, err := s.channelOf(r)
+	if err != nil {
+		return consumerRef{}, err
+	}
+	if !ch.TokenMatches(r.Header.Get(headerChannelToken)) {
+		return consumerRef{}, forbidden("the channel token does not match")
+	}
+	k, ok := cat.Consumer(ch, id)
+	if !ok {
+		return consumerRef{}, fail(unknown, "there is no such consumer")
+	}
+	if !k.TokenMatches(r.Header.Get(headerConsumerToken)) {
+		return consumerRef{}, forbidden("the consumer token does not match")
+	}
+	return consumerRef{cat, ch, k}, nil
+}

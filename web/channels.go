@@ -1,0 +1,63 @@
+package web
+
+import (
+	"net/http"
+
+	"github.com/redrive-mq/redrive/storage"
+)
+
+type channelModel struct {
+	stakeholderModel
+	ConsumersURL, MessagesURL, BroadcastURL, MessagesStatusURL, ScheduledMessagesURL string
+}
+
+func (s *Server) listChannels(w http.ResponseWriter, r *http.Request) error {
+	q, err := parsePage(r, placeKey)
+	if err != nil {
+		return err
+	}
+	cat, err := s.o.Store.Catalog(r.Context())
+	if err != nil {
+		return err
+	}
+	keyOf := func(ch *storage.Channel) uint32 { return ch.Key }
+	page := pageOf(cat.Channels(), keyOf, q)
+	return writeJSON(w, catalogPage(r, page, keyOf, func(ch *storage.Channel) string { return channelURL(ch.ID) }))
+}
+
+func (s *Server) getChannel(w http.ResponseWriter, r *http.Request) error {
+	_, ch, err := s.channelOf(r)
+	if err != nil {
+		return err
+	}
+	return writeChannel(w, ch, "")
+}
+
+func (s *Server) putChannel(w http.ResponseWriter, r *http.Request) error {
+	id, err := pathID(r, "channelId")
+	if err != nil {
+		return err
+	}
+	form, err := s.readForm(w, r)
+	if err != nil {
+		return err
+	}
+	put, err := stakeholderForm(r, id, form)
+	if err != nil {
+		return err
+	}
+	ch, err := s.o.Store.PutChannel(r.Context(), put)
+	if err != nil {
+		return err
+	}
+	return writeChannel(w, ch, put.Token)
+}
+
+func writeChannel(w http.ResponseWriter, ch *storage.Channel, token string) error {
+	setLastModified(w, ch.ChangedAt)
+	at := channelURL(ch.ID)
+	return writeJSON(w, channelModel{
+		stakeholderModel{ch.ID, ch.Name, token, ch.ChangedAt.UTC()},
+		at + "/consumers", at + "/messages", at + "/broadcast", at + "/messages-status", at + "/scheduled-messages",
+	})
+}

@@ -1,0 +1,121 @@
+package web
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/gorilla/mux"
+
+	"github.com/redrive-mq/redrive/docs"
+)
+
+// handler answers a request or says why not.
+type handler func(w http.ResponseWriter, r *http.Request) error
+
+// routes is the whole API. Paths are matched in their encoded form, so that an id may hold any character.
+func (s *Server) routes() *mux.Router {
+	m := mux.NewRouter().UseEncodedPath()
+	const (
+		channel  = "/channel/{channelId}"
+		consumer = channel + "/consumer/{consumerId}"
+		job      = consumer + "/job/{jobId}"
+	)
+	for _, route := range []struct {
+		method, path string
+		handle       handler
+	}{
+		{"GET", "/producers", s.listProducers},
+		{"GET", "/producer/{producerId}", s.getProducer},
+		{"PUT", "/producer/{producerId}", s.admin(s.putProducer)},
+		{"GET", "/channels", s.listChannels},
+		{"GET", channel, s.getChannel},
+		{"PUT", channel, s.admin(s.putChannel)},
+		{"GET", channel + "/consumers", s.listConsumers},
+		{"GET", consumer, s.getConsumer},
+		{"PUT", consumer, s.admin(s.putConsumer)},
+		{"DELETE", consumer, s.admin(s.deleteConsumer)},
+
+		{"POST", channel + "/broadcast", s.broadcast},
+		{"GET", channel + "/message/{messageId}", s.getMessage},
+		{"GET", channel + "/messages", s.listMessages},
+		{"GET", channel + "/messages-status", s.messagesStatus},
+		{"GET", channel + "/scheduled-messages", s.listScheduled},
+		{"GET", channel + "/scheduled-message/{messageId}", s.getScheduled},
+
+		{"GET", consumer + "/queued-jobs", s.queuedJobs},
+		{"GET", job, s.getJob},
+		{"POST", job, s.postJob},
+		{"DELETE", job, s.deleteJob},
+		{"POST", job + "/requeue-dead-job", s.requeueJob},
+		{"GET", consumer + "/dlq", s.listDead},
+		{"POST", consumer + "/dlq", s.requeueAll},
+		{"DELETE", consumer + "/dlq", s.purgeAll},
+
+		{"GET", "/dlq-status", s.dlqStatus},
+		{"GET", "/job-status", s.jobStatus},
+		{"GET", "/_status", s.status},
+		{"GET", "/livez", s.live},
+		{"GET", "/readyz", s.ready},
+		{"GET", "/openapi.yaml", s.openAPI},
+	} {
+		methods := []string{route.method}
+		if route.method == http.MethodGet {
+			methods = append(methods, http.MethodHead)
+		}
+		m.Handle(route.path, s.answer(route.handle)).Methods(methods...)
+	}
+	if s.o.Metrics != nil {
+		m.Handle("/metrics", s.o.Metrics).Methods(http.MethodGet, http.MethodHead)
+	}
+	m.Use(rememberRoute)
+	m.NotFoundHandler = s.answer(func(http.ResponseWriter, *http.Request) error {
+		return notFound("there is nothing at this path")
+	})
+	m.MethodNotAllowedHandler = s.answer(func(w http.ResponseWriter, r *http.Request) error {
+		w.Header().Set("Allow", strings.Join(allowed(m, r), ", "))
+		return fail(http.StatusMethodNotAllowed, fmt.Sprintf("%s is not a method of this path", r.Method))
+	})
+	return m
+}
+
+// allowed finds the methods that the path of r has.
+func allowed(m *mux.Router, r *http.Request) []string {
+	var methods []string
+	for _, method := range []string{"GET", "HEAD", "PUT", "POST", "DELETE"} {
+		probe := *r // Match reads method and URL only
+		probe.Method = method
+		var match mux.RouteMatch
+		if m.Match(&probe, &match) && match.MatchErr == nil && match.Route != nil {
+			methods = append(methods, method)
+		}
+	}
+	return methods
+}
+
+// rememberRoute notes which route answers, for the log and the metrics: never the raw path, whose values are endless.
+func rememberRoute(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if route := mux.CurrentRoute(r); route != nil {
+			if template, err := route.GetPathTemplate(); err == nil {
+				exchangeOf(r).route = template
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// answer makes an http.Handler of h; its error becomes the answer.
+func (s *Server) answer(h handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := h(w, r); err != nil {
+			s.writeError(w, r, err)
+		}
+	})
+}
+
+func (s *Server) openAPI(w http.ResponseWriter, _ *http.Request) error {
+	w.Header().Set("Content-Type", "application/yaml")
+	_, err := w.Write(docs.OpenAPI)
+	return connectionLost(err)
+}
