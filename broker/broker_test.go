@@ -84,8 +84,7 @@ func TestRetriesOnScheduleThenDies(t *testing.T) {
 func TestScheduleHoldsUnderBacklog(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	var s *sink
-	s = newSink(t, func(r *http.Request) int {
+	s := newSink(t, func(r *http.Request) int {
 		if strings.HasPrefix(r.Header.Get("X-Broker-Message-ID"), "bad") {
 			return http.StatusBadGateway
 		}

@@ -16,6 +16,7 @@ const (
 	scheduleBatch   = 200
 	removalBatch    = 1000
 	removalInterval = 5 * time.Second
+	dueStep         = 10 * time.Millisecond
 )
 
 // sweeper looks for work that nobody tells of: jobs that other instances queued, retries that became due, leases that
@@ -25,6 +26,7 @@ type sweeper struct {
 	metrics    *metrics
 	dispatcher *dispatcher
 	shard      uint8
+	running    context.Context // ends when the sweeps stop
 	cancel     context.CancelFunc
 	loops      sync.WaitGroup
 }
@@ -35,6 +37,7 @@ func newSweeper(o Options, m *metrics, d *dispatcher) *sweeper {
 
 func (s *sweeper) start(ctx context.Context) {
 	ctx, s.cancel = context.WithCancel(ctx)
+	s.running = ctx
 	s.loops.Go(func() { s.every(ctx, "look for work", s.o.PollInterval, s.poll) })
 	s.loops.Go(func() { s.every(ctx, "dispatch scheduled messages", s.o.SchedulerInterval, s.dispatchScheduled) })
 	s.loops.Go(func() { s.every(ctx, "remove jobs of deleted consumers", removalInterval, s.removeJobs) })
@@ -103,19 +106,33 @@ func (s *sweeper) poll(ctx context.Context) error {
 		case w.Ready, w.NextDue != nil && *w.NextDue <= 0:
 			s.dispatcher.wake(k.Key)
 		case w.NextDue != nil && *w.NextDue < s.o.PollInterval:
-			s.wakeIn(ctx, *w.NextDue, k.Key)
+			s.followDue(*w.NextDue, k.Key)
 		}
 	}
 	return nil
 }
 
-// wakeIn wakes a lane at the moment that a retry becomes due.
-func (s *sweeper) wakeIn(ctx context.Context, d time.Duration, consumerKey uint32) {
+// followDue wakes a lane at the moments that its retries become due, the first of them in wait, until the next poll.
+func (s *sweeper) followDue(wait time.Duration, consumerKey uint32) {
+	ctx := s.running // a poll ends sooner
 	s.loops.Go(func() {
-		select {
-		case <-ctx.Done():
-		case <-time.After(d):
+		for until := time.Now().Add(s.o.PollInterval); ; {
+			// Retries that become due within dueStep of each other are claimed together.
+			wait = max(wait, dueStep)
+			if time.Until(until) < wait {
+				return
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
 			s.dispatcher.wake(consumerKey)
+			next, err := s.o.Store.NextDue(ctx, consumerKey)
+			if err != nil || next == nil {
+				return // the next poll sees what there is, or tells what is wrong
+			}
+			wait = *next
 		}
 	})
 }

@@ -58,7 +58,7 @@ func (w *world) open() *storage.Store {
 	return s
 }
 
-func discard() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func (w *world) put() {
 	w.t.Helper()

@@ -132,3 +132,12 @@ func durationOf(us sql.NullInt64) *time.Duration {
 	d := time.Duration(us.Int64) * time.Microsecond
 	return &d
 }
+
+// NextDue returns the time until the consumer's next retry may be claimed, 0 or less where one may be now, and nil
+// where none waits.
+func (s *Store) NextDue(ctx context.Context, consumerKey uint32) (*time.Duration, error) {
+	var us sql.NullInt64
+	err := s.db.QueryRowContext(ctx, `SELECT TIMESTAMPDIFF(MICROSECOND, NOW(6), (SELECT dueAt FROM job FORCE INDEX (claim)
+		WHERE consumerId = ? AND status = 1001 AND dueAt > '1970-01-01' ORDER BY dueAt LIMIT 1))`, consumerKey).Scan(&us)
+	return durationOf(us), err
+}

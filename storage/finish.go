@@ -84,7 +84,7 @@ func finish(ctx context.Context, tx *sql.Tx, shard uint8, outcomes []Outcome) er
 }
 
 func finishGroup(ctx context.Context, tx *sql.Tx, g group, outcomes []Outcome) error {
-	set := ""
+	var set string
 	var args []any
 	switch g.verdict {
 	case Delivered:

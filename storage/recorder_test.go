@@ -8,6 +8,9 @@ import (
 
 // recorder keeps the statements that a store sends, so that tests explain the real ones and not copies.
 type recorder struct {
+	// before, where it is set, is called with every statement before it is sent.
+	before func(query string)
+
 	mu         sync.Mutex
 	statements []statement
 }
@@ -18,6 +21,9 @@ type statement struct {
 }
 
 func (r *recorder) add(query string, args []driver.NamedValue) {
+	if r.before != nil {
+		r.before(query)
+	}
 	values := make([]any, len(args))
 	for i, a := range args {
 		values[i] = a.Value

@@ -115,7 +115,7 @@ func startPrivate(ctx context.Context, flags []string) (*privatedb.Server, func(
 	}
 	return server, func() error {
 		diedBy := server.Err()
-		
+		server.Kill() // nobody wants its data
 		return errors.Join(diedBy, os.RemoveAll(dir))
 	}, nil
 }

@@ -1,0 +1,175 @@
+// Package app puts an instance of Redrive together and runs it: it is the only package that knows all the others. It
+// reads the configuration, starts the parts in a named order, says at /readyz how far it is, and stops the parts in a
+// named order, each within a time.
+//
+// It decides nothing about messages, jobs or HTTP; signals and the command line are the business of cmd.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/redrive-mq/redrive/storage"
+	"github.com/redrive-mq/redrive/storage/privatedb"
+	"github.com/redrive-mq/redrive/telemetry"
+)
+
+// Options says how to make an App.
+type Options struct {
+	Config Config
+	// Log gets everything; default slog.Default().
+	Log *slog.Logger
+	// Registry gets all metrics and is served at /metrics; default: a new one with what telemetry.NewRegistry puts in.
+	Registry *prometheus.Registry
+}
+
+// App is one instance. Run runs it, once.
+type App struct {
+	config   Config
+	log      *slog.Logger
+	registry *prometheus.Registry
+	seed     *Seed // nil: none
+	progress *progress
+	gate     *gate
+
+	listening chan struct{} // closed when listener is set
+	listener  net.Listener
+
+	private *privatedb.Server // nil: the database is somebody else's
+	store   *storage.Store
+	parts   *parts
+
+	watchers sync.WaitGroup // the goroutines of Run
+}
+
+// New checks the configuration and reads the seed file. It opens nothing. What is wrong with a setting is a
+// *SettingError.
+func New(o Options) (*App, error) {
+	if err := o.Config.Check(); err != nil {
+		return nil, err
+	}
+	a := &App{config: o.Config, log: o.Log, registry: o.Registry, progress: newProgress(), listening: make(chan struct{})}
+	if a.log == nil {
+		a.log = slog.Default()
+	}
+	var err error
+	if a.registry == nil {
+		if a.registry, err = telemetry.NewRegistry(telemetry.ReadBuild()); err != nil {
+			return nil, err
+		}
+	}
+	if a.config.SeedFile != "" {
+		if a.seed, err = readSeed(a.config.SeedFile); err != nil {
+			return nil, err
+		}
+	}
+	a.gate = &gate{progress: a.progress}
+	return a, nil
+}
+
+// Listening is closed once the port is taken; from then on URL answers.
+func (a *App) Listening() <-chan struct{} { return a.listening }
+
+// Ready is closed once the instance takes traffic for the first time.
+func (a *App) Ready() <-chan struct{} { return a.progress.started }
+
+// URL is the base URL of the API, as this machine reaches it. Listening must be closed.
+func (a *App) URL() string {
+	host, port, _ := net.SplitHostPort(a.listener.Addr().String())
+	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return "http://" + net.JoinHostPort(host, port)
+}
+
+// Run takes the port, starts the parts and works until ctx ends or something fails for good, then stops all that it
+// started. A ctx that ends is no error. A database that is away at the start is waited for; a schema that is behind
+// (unless AutoMigrate), a taken port, and a private database that cannot be kept alive are errors.
+//
+// Stopping: from the end of ctx on /readyz answers 503 and broadcasts are refused with 503; attempts under way may
+// end, and what is in flight then is handed back; requests under way may end; all of that takes 15 s at most. The
+// private database comes last, with 10 s of its own.
+func (a *App) Run(parent context.Context) error {
+	ctx, fail := context.WithCancelCause(parent)
+	defer fail(nil)
+
+	var err error
+	if a.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", a.config.HTTPListen); err != nil {
+		return fmt.Errorf("%s: %w", EnvName("HTTPListen"), err)
+	}
+	close(a.listening)
+	detached, endDetached := context.WithCancel(context.WithoutCancel(parent))
+	defer endDetached()
+	server := a.serve(fail)
+
+	err = a.start(ctx, detached, fail)
+	if err == nil {
+		<-ctx.Done()
+	}
+	if parent.Err() == nil && err == nil {
+		err = context.Cause(ctx)
+	}
+	if parent.Err() != nil {
+		err = nil // whatever came to an end did so because it was told to
+	}
+	if err != nil {
+		a.log.Error("stopping: something failed", "error", err)
+	}
+	fail(err)
+	return errors.Join(err, a.stop(server, endDetached))
+}
+
+// start brings up everything behind the gate and opens it.
+func (a *App) start(ctx, detached context.Context, fail context.CancelCauseFunc) error {
+	dsn, err := a.database(ctx, fail)
+	if err != nil {
+		return err
+	}
+	sealKey, err := a.config.sealKey()
+	if err != nil {
+		return err
+	}
+	if a.store, err = storage.Open(storage.Options{
+		DSN: dsn, MaxOpenConns: a.config.DatabaseMaxConnections, SealKey: sealKey, Log: a.log,
+	}); err != nil {
+		return err
+	}
+	if err := a.prepare(ctx, dsn); err != nil {
+		return err
+	}
+	if a.parts, err = a.assemble(detached); err != nil {
+		return err
+	}
+	a.parts.start(context.WithoutCancel(ctx)) // they end by stop, in order
+	a.gate.open(a.parts.api)
+	a.progress.ready()
+	a.log.Info("ready", "url", a.URL(), "instance", a.parts.instance.String())
+	return nil
+}
+
+// serve answers requests from now on; what it answers is the gate's business.
+func (a *App) serve(fail context.CancelCauseFunc) *http.Server {
+	server := &http.Server{
+		Handler:           a.gate,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(a.log.Handler(), slog.LevelDebug), // clients that break off, mostly
+		// No WriteTimeout: purging a million dead jobs answers when it is done. The API bounds everything else.
+	}
+	a.watchers.Go(func() {
+		if err := server.Serve(a.listener); !errors.Is(err, http.ErrServerClosed) {
+			fail(fmt.Errorf("serving HTTP: %w", err))
+		}
+	})
+	a.log.Info("listening", "address", a.listener.Addr().String())
+	return server
+}

@@ -1,0 +1,180 @@
+package app
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redrive-mq/redrive/migration"
+	"github.com/redrive-mq/redrive/storage"
+	"github.com/redrive-mq/redrive/storage/privatedb"
+)
+
+const (
+	privateDatabase = "redrive" // its name in the private server
+	privateRestarts = 5         // in a row, before the private database is given up
+
+	firstRetry = 200 * time.Millisecond
+	mostRetry  = 5 * time.Second
+	// A database that stays away is mentioned in the log this often.
+	remindEvery = 30 * time.Second
+)
+
+// database returns the DSN to use, of a private server that it starts where none is configured.
+func (a *App) database(ctx context.Context, fail context.CancelCauseFunc) (dsn string, err error) {
+	if a.config.DatabaseDSN != "" {
+		return a.config.DatabaseDSN, nil
+	}
+	a.progress.waiting("the private database is starting")
+	if a.private, dsn, err = startPrivate(ctx, &a.config, privatedb.Options{Log: a.log}); err != nil {
+		return "", err
+	}
+	a.watchers.Go(func() { a.supervise(ctx, fail) })
+	return dsn, nil
+}
+
+// startPrivate starts the private server that belongs to the data folder, and makes its database.
+func startPrivate(ctx context.Context, c *Config, o privatedb.Options) (server *privatedb.Server, dsn string, err error) {
+	o.Dir = c.databaseDir()
+	if server, err = privatedb.Start(ctx, o); err != nil {
+		return nil, "", err
+	}
+	if err = createDatabase(ctx, server); err != nil {
+		return nil, "", errors.Join(err, server.Stop(context.WithoutCancel(ctx)))
+	}
+	return server, server.DSN(privateDatabase), nil
+}
+
+func createDatabase(ctx context.Context, server *privatedb.Server) error {
+	db, err := sql.Open("mysql", server.DSN(""))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close() }()
+	if _, err = db.ExecContext(ctx, "CREATE DATABASE IF NOT EXISTS "+privateDatabase); err != nil {
+		return fmt.Errorf("private database: %w", err)
+	}
+	return nil
+}
+
+// supervise starts the private server again when it dies, until ctx ends. What was committed is still there; requests
+// meanwhile get 503.
+func (a *App) supervise(ctx context.Context, fail context.CancelCauseFunc) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.private.Done():
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		a.log.Error("the private database ended by itself; it is started again", "error", a.private.Err())
+		if err := a.restart(ctx); err != nil {
+			if ctx.Err() == nil {
+				fail(fmt.Errorf("the private database cannot be kept alive: %w", err))
+			}
+			return
+		}
+	}
+}
+
+func (a *App) restart(ctx context.Context) (err error) {
+	pause := firstRetry
+	for range privateRestarts {
+		if err = a.private.Restart(ctx); err == nil {
+			return nil
+		}
+		a.log.Error("the private database did not start", "error", err)
+		if !sleep(ctx, pause) {
+			return ctx.Err()
+		}
+		pause = min(2*pause, mostRetry)
+	}
+	return err
+}
+
+// prepare waits for a database that answers and has the schema, and puts in what the seed file asks for. It returns an
+// error only where waiting will not help.
+func (a *App) prepare(ctx context.Context, dsn string) error {
+	pause, reminded := firstRetry, time.Time{}
+	for {
+		err := a.prepareOnce(ctx, dsn)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case hopeless(err):
+			return err
+		}
+		// What the database said goes to the log; /readyz, which anybody may read, says less.
+		if a.progress.waiting("the database cannot be used yet") || time.Since(reminded) > remindEvery {
+			reminded = time.Now()
+			a.log.Warn("waiting for the database", "error", err)
+		}
+		if !sleep(ctx, pause) {
+			return ctx.Err()
+		}
+		pause = min(2*pause, mostRetry)
+	}
+}
+
+func (a *App) prepareOnce(ctx context.Context, dsn string) error {
+	if err := a.store.Ping(ctx); err != nil {
+		return err
+	}
+	if err := a.schema(ctx, dsn); err != nil {
+		return err
+	}
+	if a.seed == nil {
+		return nil
+	}
+	created, err := a.seed.plant(ctx, a.store)
+	if created > 0 {
+		a.log.Info("seed file planted", "file", a.config.SeedFile, "created", created)
+	}
+	return err
+}
+
+// schema checks the schema and, where that is wanted, brings it up to date.
+func (a *App) schema(ctx context.Context, dsn string) error {
+	err := migration.Check(ctx, a.store.DB())
+	var behind *migration.BehindError
+	if !errors.As(err, &behind) || !a.config.AutoMigrate && a.private == nil {
+		return err
+	}
+	a.progress.waiting("the database schema is being migrated")
+	a.log.Info("migrating the database schema", "from", behind.Current, "to", behind.Latest)
+	return migrateUp(ctx, dsn)
+}
+
+func migrateUp(ctx context.Context, dsn string) error {
+	cfg, err := storage.Config(dsn)
+	if err != nil {
+		return err
+	}
+	return migration.Up(ctx, cfg)
+}
+
+// hopeless tells errors that a person has to see to.
+func hopeless(err error) bool {
+	var behind *migration.BehindError
+	var dirty *migration.DirtyError
+	var seed *seedError
+	return errors.As(err, &behind) || errors.As(err, &dirty) || errors.As(err, &seed)
+}
+
+// sleep returns false when ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

@@ -1,0 +1,168 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/redrive-mq/redrive/archive"
+	"github.com/redrive-mq/redrive/broker"
+	"github.com/redrive-mq/redrive/dlqsummary"
+	"github.com/redrive-mq/redrive/storage"
+	"github.com/redrive-mq/redrive/telemetry"
+	"github.com/redrive-mq/redrive/web"
+)
+
+// pingWithin bounds the question whether the database answers, at /readyz.
+const pingWithin = 3 * time.Second
+
+// parts is what works behind the gate.
+type parts struct {
+	instance   storage.ID
+	broker     *broker.Broker
+	background []background // in the order of their start
+	api        http.Handler
+}
+
+// background is a part that does its work beside the requests.
+type background struct {
+	name  string
+	start func(context.Context)
+	stop  func(context.Context) error
+}
+
+func (p *parts) start(ctx context.Context) {
+	p.broker.Start(ctx)
+	for _, b := range p.background {
+		b.start(ctx)
+	}
+}
+
+// assemble makes the parts and connects them. Requeues and purges of many end with detached.
+func (a *App) assemble(detached context.Context) (*parts, error) {
+	p := &parts{instance: storage.NewID()}
+	var err error
+	if p.broker, err = a.newBroker(p.instance); err != nil {
+		return nil, err
+	}
+	summary, err := a.newSummary(p.instance)
+	if err != nil {
+		return nil, err
+	}
+	pruner, err := a.newArchive(p.instance)
+	if err != nil {
+		return nil, err
+	}
+	p.background = []background{
+		{"the dead-letter summary", summary.Start, summary.Stop},
+		{"pruning", pruner.Start, pruner.Stop},
+	}
+	if p.api, err = a.newAPI(detached, p.broker, summary); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (a *App) newBroker(instance storage.ID) (*broker.Broker, error) {
+	c := &a.config
+	return broker.New(broker.Options{
+		Store: a.store, Registerer: a.registry, Log: a.log, InstanceID: instance,
+		MaxRetry: c.BrokerMaxRetry, Backoff: c.BrokerRetryBackoff,
+		DeliveryTimeout: c.BrokerDeliveryTimeout, RationalDelay: c.BrokerRationalDelay,
+		SchedulerInterval: c.SchedulerInterval, Concurrency: c.BrokerConcurrency,
+		AllowPrivateDestinations: c.BrokerAllowPrivateDestinations, ConsumerTokenHeader: c.BrokerConsumerTokenHeader,
+	})
+}
+
+func (a *App) newSummary(instance storage.ID) (*dlqsummary.Summary, error) {
+	return dlqsummary.New(dlqsummary.Options{
+		Store: a.store, Interval: a.config.DLQSummaryInterval, Owner: instance.String(), Registerer: a.registry, Log: a.log,
+	})
+}
+
+func (a *App) newArchive(instance storage.ID) (*archive.Archive, error) {
+	c := &a.config
+	return archive.New(archive.Options{
+		Store: a.store, RetentionDays: c.PruneRetentionDays, Destination: c.exportPath(), Node: c.PruneNodeName,
+		Interval: c.PruneInterval, Owner: instance.String(), Registerer: a.registry, Log: a.log,
+	})
+}
+
+func (a *App) newAPI(detached context.Context, b *broker.Broker, s *dlqsummary.Summary) (*web.Server, error) {
+	c := &a.config
+	secret, err := c.gatewaySecret()
+	if err != nil {
+		return nil, err
+	}
+	if c.GatewayAuthMode != GatewayHMAC {
+		secret = nil
+	}
+	minSchedule := c.BrokerMinScheduleDelay
+	if minSchedule == 0 {
+		minSchedule = -1 // the API's word for none
+	}
+	return web.New(web.Options{
+		Store: a.store, Broadcaster: broadcaster{b}, Kicker: b, DeadCounter: deadCounter{s},
+		Unavailable: unavailable, Ready: a.ready, Status: a.status,
+		Metrics: telemetry.MetricsHandler(a.registry, a.log), Registerer: a.registry, Log: a.log,
+		AdminTokens: c.adminTokens(), AdminOpen: c.AdminAuth == AdminOpen,
+		GatewaySecret: secret, GatewayExempt: c.GatewayAuthExempt,
+		MaxBodyBytes: c.BrokerMaxBodyBytes, MinScheduleDelay: minSchedule, PullLease: c.pullLease(), MaxRetry: c.BrokerMaxRetry,
+		AllowPrivateDestinations: c.BrokerAllowPrivateDestinations, Shutdown: detached,
+	})
+}
+
+func (c *Config) adminTokens() []web.AdminToken {
+	var tokens []web.AdminToken
+	if c.AdminToken != "" {
+		tokens = append(tokens, web.NewAdminToken("admin", c.AdminToken))
+	}
+	for name, token := range c.AdminTokens {
+		tokens = append(tokens, web.NewAdminToken(name, token))
+	}
+	return tokens
+}
+
+// ready says why no traffic should come here.
+func (a *App) ready(ctx context.Context) error {
+	if _, why := a.progress.now(); why != "" {
+		return errors.New(why)
+	}
+	ctx, cancel := context.WithTimeout(ctx, pingWithin)
+	defer cancel()
+	if err := a.store.Ping(ctx); err != nil {
+		a.log.Debug("not ready", "error", err)
+		return errors.New("the database does not answer")
+	}
+	return nil
+}
+
+func (a *App) status(context.Context) (web.AppStatus, error) {
+	phase, _ := a.progress.now()
+	status := web.AppStatus{AppStatus: phase}
+	if a.seed != nil {
+		status.SeedData = a.seed.status()
+	}
+	return status, nil
+}
+
+// unavailable tells the broker's errors after which the same broadcast may succeed, here or at another instance.
+func unavailable(err error) bool {
+	return errors.Is(err, broker.ErrDraining) || errors.Is(err, broker.ErrBusy) || errors.Is(err, broker.ErrStale)
+}
+
+// broadcaster lets the API hand messages to the broker: neither knows the other.
+type broadcaster struct{ broker *broker.Broker }
+
+func (b broadcaster) Accept(ctx context.Context, m web.Broadcast) (string, error) {
+	return b.broker.Accept(ctx, broker.Broadcast(m))
+}
+
+// deadCounter does the same for the dead counts.
+type deadCounter struct{ summary *dlqsummary.Summary }
+
+func (d deadCounter) Counts(ctx context.Context) (storage.DeadCounts, bool, error) {
+	counts, err := d.summary.Counts(ctx)
+	return counts.DeadCounts, counts.Exact, err
+}

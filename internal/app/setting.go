@@ -1,0 +1,121 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// SettingError says which setting has a value that is not allowed. It never shows a secret.
+type SettingError struct {
+	Env     string // as REDRIVE_DATA_DIR
+	Value   string // as it was given; of a secret: why it is refused
+	Secret  bool
+	Allowed string // in words
+}
+
+func (e *SettingError) Error() string {
+	if e.Secret {
+		reason := e.Value
+		if reason != "" {
+			reason = " (" + reason + ")"
+		}
+		return fmt.Sprintf("%s: its value is not allowed%s: must be %s", e.Env, reason, e.Allowed)
+	}
+	return fmt.Sprintf("%s: %q is not allowed: must be %s", e.Env, e.Value, e.Allowed)
+}
+
+// Setting is one field of Config with its value.
+type Setting struct {
+	Env    string // the environment variable, as REDRIVE_DATA_DIR
+	Value  string // "(set)" and "(not set)" for secrets
+	Secret bool
+}
+
+// Settings lists all settings in the order of Config. It shows no secret.
+func (c *Config) Settings() []Setting {
+	t, v := reflect.TypeFor[Config](), reflect.ValueOf(c).Elem()
+	all := make([]Setting, t.NumField())
+	for i := range t.NumField() {
+		_, secret := t.Field(i).Tag.Lookup("secret")
+		value := show(v.Field(i).Interface())
+		if secret {
+			value = map[bool]string{true: "(not set)", false: "(set)"}[v.Field(i).Len() == 0]
+		}
+		all[i] = Setting{Env: EnvName(t.Field(i).Name), Value: value, Secret: secret}
+	}
+	return all
+}
+
+// EnvName is the environment variable of a setting that is named as a field of Config (DatabaseDSN), as a flag
+// (database-dsn), or with a dot for a dash.
+func EnvName(setting string) string {
+	var name strings.Builder
+	name.WriteString("REDRIVE_")
+	runes := []rune(setting)
+	for i, r := range runes {
+		switch {
+		case r == '-' || r == '.':
+			r = '_'
+		case i > 0 && unicode.IsUpper(r) && (unicode.IsLower(runes[i-1]) || i+1 < len(runes) && unicode.IsLower(runes[i+1])):
+			name.WriteRune('_') // a new word: aB, or the last capital of ABc
+		}
+		name.WriteRune(unicode.ToUpper(r))
+	}
+	return name.String()
+}
+
+func show(value any) string {
+	switch v := value.(type) {
+	case string:
+		return v
+	case []string:
+		return strings.Join(v, ",")
+	case []time.Duration:
+		parts := make([]string, len(v))
+		for i, d := range v {
+			parts[i] = d.String()
+		}
+		return strings.Join(parts, ",")
+	}
+	return fmt.Sprint(value)
+}
+
+// validator gathers what is wrong with a Config.
+type validator struct {
+	config *Config
+	found  []error
+}
+
+func (v *validator) errs() error { return errors.Join(v.found...) }
+
+// must is for the settings whose tag says all that there is to say.
+func (v *validator) must(field string, ok bool) {
+	if !ok {
+		v.wrong(field, "")
+	}
+}
+
+func (v *validator) between(field string, n, least, most int64) {
+	v.must(field, n >= least && n <= most)
+}
+
+func (v *validator) lasting(field string, d, least, most time.Duration) {
+	v.must(field, d >= least && d <= most)
+}
+
+// wrong records that the value of a field is not allowed; reason is shown for secrets, in place of the value.
+func (v *validator) wrong(field, reason string) {
+	f, ok := reflect.TypeFor[Config]().FieldByName(field)
+	if !ok {
+		panic("there is no setting " + field)
+	}
+	e := &SettingError{Env: EnvName(field), Value: reason, Allowed: f.Tag.Get("allowed")}
+	if _, e.Secret = f.Tag.Lookup("secret"); !e.Secret {
+		e.Value = show(reflect.ValueOf(v.config).Elem().FieldByIndex(f.Index).Interface())
+	}
+	v.found = append(v.found, e)
+}
