@@ -35,7 +35,6 @@ const (
 	firstRetry    = time.Second // after an error; doubles up to lastRetry
 	lastRetry     = time.Minute
 	openTimeout   = 30 * time.Second
-	lastWrites    = 3 * time.Second // bounds the release of the lock when everything else has been cancelled
 	defaultMax    = 100 << 20
 	defaultTTL    = 30 * time.Second
 	defaultPeriod = time.Hour
@@ -46,9 +45,7 @@ type Store interface {
 	Catalog(ctx context.Context) (*storage.Catalog, error)
 	Prunable(ctx context.Context, age time.Duration, after storage.ID, limit int) (storage.PrunePage, error)
 	Prune(ctx context.Context, shard uint8, msgs []storage.PrunedMessage) error
-	AcquireLock(ctx context.Context, id, owner string, ttl time.Duration) (storage.Lock, error)
-	RenewLock(ctx context.Context, l storage.Lock, ttl time.Duration) error
-	ReleaseLock(ctx context.Context, l storage.Lock) error
+	Hold(ctx context.Context, lockID, owner string, ttl time.Duration, fn func(ctx context.Context) error) error
 }
 
 // Options says what is archived and where to.
@@ -219,7 +216,7 @@ func (a *Archive) pruneForever(ctx context.Context) {
 	var failing time.Duration // the last pause of a row of failures
 	for {
 		sleep := a.o.Interval + rand.N(a.o.Interval/10+1)
-		err := a.hold(ctx, a.prune)
+		err := a.o.Store.Hold(ctx, lockPruner, a.o.Owner, a.o.LockTTL, a.prune)
 		switch {
 		case ctx.Err() != nil:
 			return

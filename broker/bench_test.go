@@ -2,8 +2,6 @@ package broker_test
 
 import (
 	"net/http"
-	"os"
-	"strconv"
 	"sync/atomic"
 	"testing"
 
@@ -22,6 +20,7 @@ func BenchmarkAccept(b *testing.B) { benchmark(b, 0) }
 func BenchmarkAcceptAndDeliver(b *testing.B) { benchmark(b, 1) }
 
 func benchmark(b *testing.B, consumers int) {
+	b.Helper()
 	w := newWorld(b)
 	var got atomic.Int64
 	s := newSink(b, func(*http.Request) int { got.Add(1); return http.StatusOK })
@@ -30,7 +29,6 @@ func benchmark(b *testing.B, consumers int) {
 	}
 	o := w.fast()
 	o.PollInterval, o.Registerer = 0, prometheus.NewRegistry()
-	o.Concurrency, _ = strconv.Atoi(os.Getenv("CONC"))
 	broke := w.start(o)
 	body := make([]byte, 1024)
 	b.SetParallelism(32)

@@ -55,11 +55,11 @@ func New(o Options) (*Broker, error) {
 func (b *Broker) Start(ctx context.Context) {
 	b.startOnce.Do(func() {
 		b.started = true
-		ctx = context.WithoutCancel(ctx)
-		b.finisher.start(ctx)
-		b.dispatcher.start(ctx)
-		b.acceptor.start(ctx)
-		b.sweeper.start(ctx)
+		own := context.WithoutCancel(ctx)
+		b.finisher.start(own)
+		b.dispatcher.start(own)
+		b.acceptor.start(own)
+		b.sweeper.start(own)
 	})
 }
 

@@ -200,6 +200,7 @@ func (l *lane) claim(ctx context.Context) {
 	began := time.Now()
 	k := l.consumer.Load()
 	jobs, err := l.claimJobs(ctx, k, newLease(l.d.o), places)
+	l.d.metrics.claimDuration.Observe(time.Since(began).Seconds())
 	if err == nil && len(jobs) == places {
 		l.mu.Lock()
 		l.backlog = true

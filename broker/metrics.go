@@ -9,6 +9,7 @@ type metrics struct {
 	acceptDuration, acceptBatch                          prometheus.Histogram
 	attemptDuration                                      prometheus.Histogram
 	finishDuration, finishBatch                          prometheus.Histogram
+	claimDuration, pollDuration                          prometheus.Histogram
 	inflight                                             prometheus.Gauge
 }
 
@@ -35,12 +36,14 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		acceptDuration:  histogram("redrive_accept_duration_seconds", "Time of a transaction that stores broadcasts.", seconds),
 		acceptBatch:     histogram("redrive_accept_batch_messages", "Messages in such a transaction.", sizes),
 		attemptDuration: histogram("redrive_attempt_duration_seconds", "Time of an attempt.", seconds),
+		claimDuration:   histogram("redrive_claim_duration_seconds", "Time of a transaction that claims jobs.", seconds),
+		pollDuration:    histogram("redrive_poll_duration_seconds", "Time of a look for work at all consumers.", seconds),
 		finishDuration:  histogram("redrive_finish_duration_seconds", "Time of a transaction that writes outcomes.", seconds),
 		finishBatch:     histogram("redrive_finish_batch_outcomes", "Outcomes in such a transaction.", sizes),
 		inflight:        prometheus.NewGauge(prometheus.GaugeOpts{Name: "redrive_attempts_inflight", Help: "Attempts under way in this instance."}),
 	}
 	for _, c := range []prometheus.Collector{m.accepted, m.claimed, m.died, m.stale, m.unwritten, m.scheduled, m.attempts, m.reaped,
-		m.acceptDuration, m.acceptBatch, m.attemptDuration, m.finishDuration, m.finishBatch, m.inflight} {
+		m.acceptDuration, m.acceptBatch, m.attemptDuration, m.finishDuration, m.finishBatch, m.claimDuration, m.pollDuration, m.inflight} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

@@ -180,8 +180,7 @@ func classOf(code int) string {
 
 // classify names the reason that no answer came, without the URL, which may hold secrets.
 func classify(err error) *failure {
-	var urlErr *url.Error
-	if errors.As(err, &urlErr) {
+	if urlErr, ok := errors.AsType[*url.Error](err); ok {
 		err = urlErr.Err
 	}
 	text := printable(err.Error())

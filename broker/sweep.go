@@ -80,6 +80,7 @@ func (s *sweeper) every(ctx context.Context, what string, interval time.Duration
 // poll follows the catalog, wakes the lanes of consumers that have work, and takes back jobs whose lease ran out.
 func (s *sweeper) poll(ctx context.Context) error {
 	s.dispatcher.relieve()
+	defer func(began time.Time) { s.metrics.pollDuration.Observe(time.Since(began).Seconds()) }(time.Now())
 	catalog, err := s.o.Store.Catalog(ctx)
 	if err != nil {
 		return err

@@ -131,7 +131,7 @@ func (s *Summary) auditForever(ctx context.Context) {
 			return
 		}
 		everything := !time.Now().Before(full)
-		err := s.hold(ctx, lockAudit, func(ctx context.Context) error {
+		err := s.store.Hold(ctx, lockAudit, s.o.Owner, s.o.LockTTL, func(ctx context.Context) error {
 			_, err := s.audit(ctx, func(d Drift) bool { return everything || s.drift.of(d.ConsumerKey) != 0 })
 			return err
 		})

@@ -58,7 +58,7 @@ func (s *Summary) wake(ctx context.Context, early bool) (sleep time.Duration, er
 	// Past the interval, never short of it: who wakes too early finds the work done and sleeps once more.
 	sleep = s.o.Interval + spread(s.o.Interval/10)
 	result := "done"
-	err = s.hold(ctx, lockUpdater, func(ctx context.Context) error {
+	err = s.store.Hold(ctx, lockUpdater, s.o.Owner, s.o.LockTTL, func(ctx context.Context) error {
 		since, counted, err := s.store.SinceLastCycle(ctx)
 		if err != nil {
 			return err

@@ -251,13 +251,13 @@ func TestLostLockEndsCycle(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s, _ := w.summary(func(o *Options) { o.LockTTL = 150 * time.Millisecond })
-	err := s.hold(t.Context(), lockUpdater, func(ctx context.Context) error {
+	err := s.store.Hold(t.Context(), lockUpdater, s.o.Owner, s.o.LockTTL, func(ctx context.Context) error {
 		w.exec("UPDATE `lock` SET owner = 'thief', token = token + 1, expiresAt = NOW(6) + INTERVAL 1 HOUR WHERE lockId = ?", lockUpdater)
 		<-ctx.Done()
 		return ctx.Err()
 	})
-	if !errors.Is(err, errLockLost) || errors.Is(err, storage.ErrLocked) {
-		t.Errorf("got %v, want %v", err, errLockLost)
+	if !errors.Is(err, storage.ErrLockLost) || errors.Is(err, storage.ErrLocked) {
+		t.Errorf("got %v, want %v", err, storage.ErrLockLost)
 	}
 	if n := w.number("SELECT COUNT(*) FROM `lock` WHERE owner = 'thief'"); n != 1 {
 		t.Error("the new holder's lock is gone")

@@ -24,6 +24,11 @@ func (s *Store) DeadDrift(ctx context.Context, consumerKey uint32) (drift int64,
 // count moves meanwhile; jobs may.
 func (s *Store) RepairDeadCount(ctx context.Context, consumerKey uint32) (drift int64, err error) {
 	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO dlq_summary (consumerId, consumerName, channelId, channelName, dead_count, last_checked_at)
+			SELECT c.id, c.name, ch.channelId, ch.name, 0, `+never+` FROM consumer c JOIN channel ch ON ch.id = c.channelId WHERE c.id = ?
+			ON DUPLICATE KEY UPDATE dead_count = dead_count`, consumerKey); err != nil {
+			return err
+		}
 		var count int64
 		err := tx.QueryRowContext(ctx, `SELECT dead_count FROM dlq_summary WHERE consumerId = ? FOR UPDATE`, consumerKey).Scan(&count)
 		if errors.Is(err, sql.ErrNoRows) {

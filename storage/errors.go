@@ -30,6 +30,7 @@ const (
 	errLockWaitTimeout    = 1205
 	errDeadlock           = 1213
 	errReadOnly           = 1290
+	errNoReferencedRow    = 1452
 	errRecordChanged      = 1020
 	errConnectionKilled   = 1927
 	errTiDBWriteConflict  = 9007
@@ -37,17 +38,17 @@ const (
 )
 
 func mysqlErrno(err error) uint16 {
-	var me *mysql.MySQLError
-	if errors.As(err, &me) {
+	if me, ok := errors.AsType[*mysql.MySQLError](err); ok {
 		return me.Number
 	}
 	return 0
 }
 
-// isTxRetryable tells errors after which the same transaction, begun anew, may well succeed.
+// isTxRetryable tells errors after which the same transaction, begun anew, may well succeed. A missing referenced row
+// is the consumer that was deleted between the two reads of one insert into dlq_summary: begun anew, none is tried.
 func isTxRetryable(err error) bool {
 	switch mysqlErrno(err) {
-	case errDeadlock, errLockWaitTimeout, errRecordChanged, errTiDBWriteConflict, errTiDBTxnRetryable:
+	case errDeadlock, errLockWaitTimeout, errRecordChanged, errNoReferencedRow, errTiDBWriteConflict, errTiDBTxnRetryable:
 		return true
 	}
 	return false

@@ -33,6 +33,11 @@ func (s *Store) removeJobsOf(ctx context.Context, consumer uint32, limit int) (r
 			return err
 		}
 		removed = 0
+		// Jobs that another transaction holds are not seen above; it may yet roll back.
+		var left bool
+		if err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM job WHERE consumerId = ?)`, consumer).Scan(&left); err != nil || left {
+			return err
+		}
 		if _, err := tx.ExecContext(ctx, `DELETE FROM tally WHERE kind IN (?, ?) AND refId = ?`, tallyJobs, tallyDelivered, consumer); err != nil {
 			return err
 		}

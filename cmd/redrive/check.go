@@ -19,7 +19,7 @@ type checkCmd struct {
 
 type checkReadyCmd struct {
 	settings
-	URL     string        `arg:"" optional:"" help:"Base URL of the instance. Default: where serve with these settings would listen on this machine."`
+	URL     string        `arg:"" optional:"" help:"URL of the instance, with or without /readyz. Default: where serve with these settings would listen on this machine."`
 	Timeout time.Duration `default:"5s" help:"How long to wait for the answer."`
 }
 
@@ -40,7 +40,7 @@ func (c *checkReadyCmd) Run(ctx context.Context, p process) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+"/readyz", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(strings.TrimSuffix(base, "/"), "/readyz")+"/readyz", nil)
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the process at once
-	code := run(ctx, os.Args[1:], process{out: os.Stdout, err: os.Stderr, lookupEnv: os.LookupEnv})
+	code := run(ctx, os.Args[1:], process{out: os.Stdout, err: os.Stderr, lookupEnv: os.LookupEnv, environ: os.Environ()})
 	stop()
 	os.Exit(code)
 }
@@ -35,12 +35,14 @@ func main() {
 type process struct {
 	out, err  io.Writer
 	lookupEnv func(string) (string, bool)
+	environ   []string // name=value
 }
 
-// cli is the grammar of the command line. The settings' variable defaults are set here, for each command.
+// cli is the grammar of the command line. Dev sets other defaults than the rest, whose are those of defaults: fast
+// retries, so that dead letters show soon, and everything open.
 type cli struct {
 	Serve   serveCmd   `cmd:"" help:"Run an instance."`
-	Dev     devCmd     `cmd:"" help:"Run an instance with a private database and a demo, for this machine only." set:"http_listen=127.0.0.1:8080" set:"admin_auth=open" set:"allow_private=true" set:"max_retry=2" set:"retry_backoff=1s,2s" set:"summary_interval=10s" set:"log_level=error" set:"prune_days=1" set:"log_format=text"`
+	Dev     devCmd     `kong:"cmd,help='Run an instance with a private database and a demo, for this machine only.',set='http_listen=127.0.0.1:8080',set='admin_auth=open',set='allow_private=true',set='max_retry=2',set='retry_backoff=1s,2s',set='summary_interval=10s',set='prune_days=1',set='log_level=error',set='log_format=text'"`
 	Migrate migrateCmd `cmd:"" help:"Look at the database's schema or change it."`
 	Check   checkCmd   `cmd:"" help:"Ask whether an instance is ready, or whether the settings are fine."`
 	DLQ     dlqCmd     `cmd:"" name:"dlq" help:"Look at dead letters and move them, straight in the database."`

@@ -175,8 +175,7 @@ func (r *settingResolver) load(path string) error {
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		var pathErr *fs.PathError
-		if errors.As(err, &pathErr) {
+		if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
 			err = pathErr.Err
 		}
 		return wrong(err.Error())
@@ -251,8 +250,7 @@ func flatten(node *yaml.Node, prefix string, out map[string]string) error {
 
 // refusal is the text for a command line or setting that is wrong.
 func refusal(err error) string {
-	var wrong *app.SettingError
-	if errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*app.SettingError](err); ok {
 		return wrong.Error()
 	}
 	return err.Error()

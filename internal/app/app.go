@@ -120,9 +120,7 @@ func (a *App) Run(parent context.Context) error {
 	if parent.Err() != nil {
 		err = nil // whatever came to an end did so because it was told to
 	}
-	if err != nil {
-		a.log.Error("stopping: something failed", "error", err)
-	}
+	a.log.Info("stopping")
 	fail(err)
 	return errors.Join(err, a.stop(server, endDetached))
 }

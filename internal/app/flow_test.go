@@ -43,7 +43,9 @@ func TestDeadLetterComesBack(t *testing.T) {
 		t.Errorf("delivered %q, %d dead", d.body, i.dead("good"))
 	}
 
-	var list struct{ DeadJobs []struct{ JobRequeueURL string } }
+	var list struct {
+		DeadJobs []struct{ JobRequeueURL string }
+	}
 	i.do("GET", channel+"/consumer/bad/dlq", "").want(200).into(&list)
 	if len(list.DeadJobs) != 1 {
 		t.Fatalf("%d dead letters in the list", len(list.DeadJobs))

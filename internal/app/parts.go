@@ -104,7 +104,7 @@ func (a *App) newAPI(detached context.Context, b *broker.Broker, s *dlqsummary.S
 	}
 	return web.New(web.Options{
 		Store: a.store, Broadcaster: broadcaster{b}, Kicker: b, DeadCounter: deadCounter{s},
-		Unavailable: unavailable, Ready: a.ready, Status: a.status,
+		Unavailable: unavailable, Stale: func(err error) bool { return errors.Is(err, broker.ErrStale) }, Ready: a.ready, Status: a.status,
 		Metrics: telemetry.MetricsHandler(a.registry, a.log), Registerer: a.registry, Log: a.log,
 		AdminTokens: c.adminTokens(), AdminOpen: c.AdminAuth == AdminOpen,
 		GatewaySecret: secret, GatewayExempt: c.GatewayAuthExempt,

@@ -79,10 +79,11 @@ func New(ctx context.Context, o Options) (*Demo, error) {
 
 // Run sets the stage, says what there is to see, and keeps traffic going until ctx ends, which is no error.
 func (d *Demo) Run(ctx context.Context) error {
-	if err := d.setStage(ctx); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
+	err := d.setStage(ctx)
+	switch {
+	case ctx.Err() != nil: // told to stop, which is no error
+		return nil
+	case err != nil:
 		return fmt.Errorf("demo: %w", err)
 	}
 	if err := d.banner(); err != nil {

@@ -90,7 +90,7 @@ func (c strippedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (drive
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return c.Begin() //nolint:staticcheck // all that such a driver has
+	return c.Begin()
 }
 
 func (c strippedConn) Ping(ctx context.Context) error {
