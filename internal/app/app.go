@@ -122,7 +122,8 @@ func (a *App) Run(parent context.Context) error {
 	}
 	a.log.Info("stopping")
 	fail(err)
-	return errors.Join(err, a.stop(server, endDetached))
+	a.stop(server, endDetached)
+	return err
 }
 
 // start brings up everything behind the gate and opens it.

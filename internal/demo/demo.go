@@ -82,7 +82,7 @@ func (d *Demo) Run(ctx context.Context) error {
 	err := d.setStage(ctx)
 	switch {
 	case ctx.Err() != nil: // told to stop, which is no error
-		return nil
+		return nil //nolint:nilerr // the error is that ctx ended
 	case err != nil:
 		return fmt.Errorf("demo: %w", err)
 	}
