@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -194,7 +195,7 @@ func (w *world) blobs(b *blob.Bucket) map[string][]byte {
 	list := b.List(nil)
 	for {
 		o, err := list.Next(w.t.Context())
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return out
 		}
 		w.check(err)

@@ -204,10 +204,10 @@ func (w *world) inTx(query string, args ...any) (end func()) {
 	var ignored sql.RawBytes
 	rows, err := tx.QueryContext(w.t.Context(), query, args...)
 	w.check(err)
+	defer func() { w.check(rows.Close()) }()
 	for rows.Next() {
 		w.check(rows.Scan(&ignored))
 	}
 	w.check(rows.Err())
-	w.check(rows.Close())
 	return end
 }

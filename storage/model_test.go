@@ -390,7 +390,8 @@ func (m *model) compare(rt *rapid.T) {
 // 1 where QUEUED or INFLIGHT and due at some time.
 func (m *model) stored() map[storage.ID]modelJob {
 	out := map[storage.ID]modelJob{}
-	rows := must(m.DB().QueryContext(m.ctx, `SELECT id, status, -precedence, retryAttemptCount, noRetry, IF(status = 1002, leaseToken, 0),
+	rows := must(m.DB().QueryContext( //nolint:rowserrcheck // it is, by must
+		m.ctx, `SELECT id, status, -precedence, retryAttemptCount, noRetry, IF(status = 1002, leaseToken, 0),
 		status IN (1001, 1002) AND dueAt IS NOT NULL FROM job`))
 	defer func() { _ = rows.Close() }()
 	for rows.Next() {

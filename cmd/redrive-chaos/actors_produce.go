@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -129,9 +130,7 @@ func (p *producer) send(ctx context.Context, o op, extra map[string]string) op {
 		"X-Broker-Metadata-Headers": tagHeader,
 		tagHeader:                   o.Tag,
 	}
-	for k, v := range extra {
-		header[k] = v
-	}
+	maps.Copy(header, extra)
 	text, err := json.Marshal(body{Tag: o.Tag, Pad: padding})
 	if err != nil {
 		panic(err) // two strings

@@ -128,7 +128,7 @@ func checkExhausted(x *index) result {
 		switch {
 		case !j.NoRetry && j.Retries != maxRetry:
 			v.What = fmt.Sprintf("job %s (%s of %s) is DEAD with %d retries, want %d", j.Job, j.Message, j.Consumer, j.Retries, maxRetry)
-		case !c.Redrive && len(receipts) != attemptsPerLife && !x.disturbedLife(j, receipts):
+		case !c.Redrive && len(receipts) != attemptsPerLife && !x.disturbedLife(receipts):
 			v.What = fmt.Sprintf("job %s (%s of %s) is DEAD after %d receipts, want %d: nothing was broken meanwhile", j.Job, j.Message, j.Consumer, len(receipts), attemptsPerLife)
 		default:
 			continue
@@ -138,7 +138,7 @@ func checkExhausted(x *index) result {
 	return r
 }
 
-func (x *index) disturbedLife(j *finalJob, receipts []*receipt) bool {
+func (x *index) disturbedLife(receipts []*receipt) bool {
 	if len(receipts) == 0 {
 		return len(x.Faults) > 0
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // checkSnapshots: at every instant, what the summary holds is the dead jobs it has counted, and with what is
-// still owed to it it is the dead jobs there are.
+// still owed to that it is the dead jobs there are.
 func checkSnapshots(x *index) result {
 	r := result{Name: "every snapshot is exact"}
 	for _, s := range x.Snapshots {

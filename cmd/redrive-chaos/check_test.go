@@ -78,7 +78,7 @@ func (s *script) pulled(at moment, message string, states ...string) {
 	}
 }
 
-func count(n int64) *int64 { return &n }
+func count(n int64) *int64 { return new(n) }
 
 // died is a life whose every attempt was answered 500.
 func died(from moment) map[moment]int {

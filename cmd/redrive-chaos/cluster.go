@@ -181,7 +181,7 @@ func (i *instance) bringUp(ctx context.Context, mayEnd func() bool) error {
 			i.rec.incident("instance %d ended while starting: %v; its last words: %s", i.n, p.err, i.lastWords())
 		}
 		if failures == 3 || !hold(ctx, 500*time.Millisecond) {
-			return fmt.Errorf("instance %d does not stay up: %v; its last words: %s", i.n, p.err, i.lastWords())
+			return fmt.Errorf("instance %d does not stay up: %w; its last words: %s", i.n, p.err, i.lastWords())
 		}
 	}
 }

@@ -97,14 +97,14 @@ func (r *receiver) open() error {
 		if l, err = net.Listen("tcp", r.addr); err == nil {
 			break
 		}
-		time.Sleep(pollEvery)
+		<-time.After(pollEvery)
 	}
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.srv, r.ended = &http.Server{Handler: http.HandlerFunc(r.take)}, make(chan struct{})
+	r.srv, r.ended = &http.Server{Handler: http.HandlerFunc(r.take), ReadHeaderTimeout: 10 * time.Second}, make(chan struct{})
 	go func(srv *http.Server, ended chan struct{}) {
 		_ = srv.Serve(l)
 		close(ended)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -91,7 +92,7 @@ func (t *tool) run(ctx context.Context, args ...string) error {
 	cmd := exec.CommandContext(ctx, t.path, args...)
 	cmd.WaitDelay = time.Second // the server it leaves running may hold its output open
 	out, err := cmd.CombinedOutput()
-	if err != nil && err != exec.ErrWaitDelay {
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		return fmt.Errorf("%s %s: %w\n%s", t.path, strings.Join(args, " "), err, out)
 	}
 	return nil

@@ -85,7 +85,7 @@ func (t *tormentor) mayEnd() bool { return t.noDatabase.Load() > 0 }
 
 func (t *tormentor) breakInstance(ctx, harm context.Context, i *instance, kind string, rng *rand.Rand) error {
 	if harm.Err() != nil || i.process().gone() {
-		return nil
+		return nil //nolint:nilerr // the harm is over: nothing is to be broken, and nothing went wrong
 	}
 	f := fault{Kind: kind, Target: strconv.Itoa(i.n), Start: t.rec.now()}
 	away := between(rng, 300*time.Millisecond, 2500*time.Millisecond)

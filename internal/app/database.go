@@ -143,11 +143,13 @@ func (a *App) prepareOnce(ctx context.Context, dsn string) error {
 func (a *App) schema(ctx context.Context, dsn string) error {
 	err := migration.Check(ctx, a.store.DB())
 	var behind *migration.BehindError
-	if !errors.As(err, &behind) || !a.config.AutoMigrate && a.private == nil {
+	var dirty *migration.DirtyError
+	if !errors.As(err, &behind) && !errors.As(err, &dirty) || !a.config.AutoMigrate && a.private == nil {
 		return err
 	}
+	// Dirty may mean that another instance is at it: Up waits for that one, and then knows better.
 	a.progress.waiting("the database schema is being migrated")
-	a.log.Info("migrating the database schema", "from", behind.Current, "to", behind.Latest)
+	a.log.Info("migrating the database schema", "reason", err)
 	return migrateUp(ctx, dsn)
 }
 

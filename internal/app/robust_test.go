@@ -165,6 +165,20 @@ func TestSchemaBehind(t *testing.T) {
 	start(t, cfg).do("GET", "/readyz", "").want(200)
 }
 
+// Instances that start together on an empty database all get ready: one migrates, the others wait.
+func TestAutoMigrateTogether(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(storagetest.DSN(t, storagetest.Empty()))
+	cfg.AutoMigrate = true
+	var all []*instance
+	for range 4 {
+		all = append(all, launch(t, cfg))
+	}
+	for _, i := range all {
+		i.awaitReady(t)
+	}
+}
+
 // A taken port ends the start before anything is consumed.
 func TestTakenPort(t *testing.T) {
 	t.Parallel()
