@@ -176,6 +176,19 @@ func TestFindWork(t *testing.T) {
 	near := func(d *time.Duration, want time.Duration) bool {
 		return d != nil && *d <= want && *d > want-patience
 	}
+	for _, tt := range []struct {
+		k    *storage.Consumer
+		want time.Duration
+	}{{retry, time.Minute}, {due, -time.Minute}, {mixed, -time.Minute}} {
+		if d := must(w.NextDue(w.ctx, tt.k.Key)); !near(d, tt.want) {
+			t.Errorf("%s: next due in %v, want %v", tt.k.ID, d, tt.want)
+		}
+	}
+	for _, k := range []*storage.Consumer{idle, ready, leased, lost} {
+		if d := must(w.NextDue(w.ctx, k.Key)); d != nil {
+			t.Errorf("%s: next due in %v", k.ID, *d)
+		}
+	}
 	work := map[uint32]storage.Work{}
 	for _, v := range must(w.FindWork(w.ctx)) {
 		work[v.ConsumerKey] = v

@@ -171,6 +171,7 @@ func TestPlans(t *testing.T) {
 		sorts bool   // it sorts few entries of the key, in a statement that locks nothing
 	}{
 		{"FindWork", func() error { _, err := p.FindWork(p.ctx); return err }, "claim", 60, false},
+		{"NextDue", func() error { _, err := p.NextDue(p.ctx, k.Key); return err }, "claim", 10, false},
 		{"JobStatus", func() error { _, err := p.JobStatus(p.ctx); return err }, "changed claim uncounted", 1500, true},
 		{"DeadCounts", func() error { _, err := p.DeadCounts(p.ctx); return err }, "uncounted", 300, true},
 		{"DeadJobs", page(nil), "PRIMARY changed", 400, false},

@@ -58,6 +58,7 @@ func Open(o Options) (*Store, error) {
 	if n := len(o.SealKey); n != 0 && n != sealKeySize {
 		return nil, fmt.Errorf("the seal key has %d bytes, it must have %d", n, sealKeySize)
 	}
+	cfg.Logger = driverLog{o.Log}
 	inner, err := mysql.NewConnector(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("database DSN: %w", redactDSN(err))
@@ -102,6 +103,12 @@ func Config(dsn string) (*mysql.Config, error) {
 	}
 	return cfg, nil
 }
+
+// driverLog takes in what the driver says of broken connections. The error reaches the caller as well, so it is for
+// debugging only; the driver's own default writes plain lines to stderr.
+type driverLog struct{ log *slog.Logger }
+
+func (d driverLog) Print(v ...any) { d.log.Debug("database driver", "message", fmt.Sprint(v...)) }
 
 // redactDSN keeps a parse error's reason without echoing the DSN, which may hold a password.
 func redactDSN(err error) error {
@@ -224,7 +231,10 @@ func collect[T any](ctx context.Context, q querier, scan func(*sql.Rows) (T, err
 		}
 		out = append(out, v)
 	}
-	return out, rows.Err()
+	if err := rows.Err(); err != nil {
+		return nil, err // what was read so far must not pass for all there is
+	}
+	return out, nil
 }
 
 // placeholders is "group,group,..." n times, for VALUES and IN lists.

@@ -235,6 +235,15 @@ func TestDrift(t *testing.T) {
 			w.exec(`UPDATE dlq_summary SET dead_count = 6 WHERE consumerId = ?`, k.Key)
 		})
 	}
+	// A row that is missing is made.
+	w.exec(`DELETE FROM dlq_summary WHERE consumerId = ?`, k.Key)
+	if d := must(w.DeadDrift(w.ctx, k.Key)); d != -6 {
+		t.Errorf("without a row, a drift of %d", d)
+	}
+	if d := must(w.RepairDeadCount(w.ctx, k.Key)); d != -6 || w.shown(k) != 9 {
+		t.Errorf("repaired %d to %d", d, w.shown(k))
+	}
+	w.countsRight()
 	if _, err := w.RepairDeadCount(w.ctx, 4711); !errors.Is(err, storage.ErrNotFound) {
 		t.Error(err)
 	}

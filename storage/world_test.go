@@ -40,7 +40,12 @@ type world struct {
 
 func newWorld(t testing.TB, wrap func(driver.Connector) driver.Connector) *world {
 	t.Helper()
-	w := &world{t: t, ctx: t.Context(), dsn: storagetest.DSN(t), wrap: wrap, instance: storage.NewID()}
+	return newWorldOn(t, storagetest.DSN(t), wrap)
+}
+
+func newWorldOn(t testing.TB, dsn string, wrap func(driver.Connector) driver.Connector) *world {
+	t.Helper()
+	w := &world{t: t, ctx: t.Context(), dsn: dsn, wrap: wrap, instance: storage.NewID()}
 	w.Store = w.another()
 	w.producer = must(w.PutProducer(w.ctx, storage.PutStakeholder{ID: "shop", Name: "Shop", Token: "p-token"}))
 	w.channel = must(w.PutChannel(w.ctx, storage.PutStakeholder{ID: "orders", Name: "Orders", Token: "c-token"}))
