@@ -134,6 +134,13 @@ func (d *dispatcher) wake(consumerKey uint32) {
 	}
 }
 
+// expect makes the consumer's lane look for jobs in wait, when a retry becomes due.
+func (d *dispatcher) expect(consumerKey uint32, wait time.Duration) {
+	if l := d.existing(consumerKey); l != nil {
+		l.expect(wait)
+	}
+}
+
 // push takes over a job under a lease that began, at the latest, at since, and for which reserve promised a place.
 func (d *dispatcher) push(k *storage.Consumer, job storage.ClaimedJob, since time.Time) {
 	if l := d.existing(k.Key); l != nil {

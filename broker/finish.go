@@ -17,8 +17,6 @@ const (
 	finishTimeout = 10 * time.Second // of one transaction
 	finishGrace   = 5 * time.Second  // for the last outcomes at a stop
 	finishRest    = 200 * time.Millisecond
-	// Outcomes that may wait to be written before attempts wait to hand in theirs.
-	outcomesWaiting = 4096
 )
 
 // finisher writes the outcomes of attempts, many in a transaction. While the database is away it tries again; an
@@ -26,17 +24,17 @@ const (
 type finisher struct {
 	o       Options
 	metrics *metrics
-	queue   chan storage.Outcome
+	queue   *outcomes
 	lanes   sync.WaitGroup
+	writing context.Context // ends when even the last writes are given up
+	giveUp  context.CancelFunc
 
-	quit     chan struct{}   // closed: write what is there, then end
-	writing  context.Context // ends when even the last writes are given up
-	giveUp   context.CancelFunc
-	stopOnce sync.Once
+	// retriesIn is told, after the commit, of a consumer's retry that becomes due in so long.
+	retriesIn func(consumerKey uint32, wait time.Duration)
 }
 
 func newFinisher(o Options, m *metrics) *finisher {
-	return &finisher{o: o, metrics: m, queue: make(chan storage.Outcome, outcomesWaiting), quit: make(chan struct{})}
+	return &finisher{o: o, metrics: m, queue: newOutcomes(), retriesIn: func(uint32, time.Duration) {}}
 }
 
 func (f *finisher) start(ctx context.Context) {
@@ -48,11 +46,11 @@ func (f *finisher) start(ctx context.Context) {
 }
 
 // add hands in an outcome. All attempts have ended before the finisher stops, so none is added after that.
-func (f *finisher) add(o storage.Outcome) { f.queue <- o }
+func (f *finisher) add(o storage.Outcome) { f.queue.add(o) }
 
 // stop writes what was handed in, for at most finishGrace.
 func (f *finisher) stop(ctx context.Context) error {
-	f.stopOnce.Do(func() { close(f.quit) })
+	f.queue.close()
 	ended := make(chan struct{})
 	go func() { f.lanes.Wait(); close(ended) }()
 	defer f.giveUp()
@@ -64,41 +62,21 @@ func (f *finisher) stop(ctx context.Context) error {
 	}
 	f.giveUp()
 	<-ended
-	if n := len(f.queue); n > 0 {
+	if n := f.queue.left(); n > 0 {
 		return fmt.Errorf("the outcomes of %d attempts could not be written; the jobs will be attempted again", n)
 	}
 	return nil
 }
 
+// lane writes batches: of one outcome when idle, of many under load.
 func (f *finisher) lane(shard uint8) {
 	for {
-		var batch []storage.Outcome
-		select {
-		case o := <-f.queue:
-			batch = append(batch, o)
-		case <-f.quit:
-			select {
-			case o := <-f.queue:
-				batch = append(batch, o)
-			default:
-				return
-			}
+		batch := f.queue.take(finishBatch)
+		if batch == nil {
+			return
 		}
-		f.write(shard, f.fill(batch))
+		f.write(shard, batch)
 	}
-}
-
-// fill adds what else waits: one outcome when idle, many under load.
-func (f *finisher) fill(batch []storage.Outcome) []storage.Outcome {
-	for len(batch) < finishBatch {
-		select {
-		case o := <-f.queue:
-			batch = append(batch, o)
-		default:
-			return batch
-		}
-	}
-	return batch
 }
 
 // write tries until it is done, the leases are long gone, or the finisher gives up.
@@ -132,17 +110,20 @@ func (f *finisher) written(batch, lost []storage.Outcome, took time.Duration) {
 	f.metrics.finishDuration.Observe(took.Seconds())
 	f.metrics.finishBatch.Observe(float64(len(batch)))
 	f.metrics.stale.Add(float64(len(lost)))
-	dead := 0
+	changed := map[storage.Verdict]int{}
+	retries := map[uint32]time.Duration{}
 	for _, o := range batch {
-		if o.Verdict == storage.Die {
-			dead++
+		changed[o.Verdict]++
+		if wait, known := retries[o.ConsumerKey]; o.Verdict == storage.RetryLater && (!known || o.Delay < wait) {
+			retries[o.ConsumerKey] = o.Delay
 		}
 	}
 	for _, o := range lost {
-		if o.Verdict == storage.Die {
-			dead--
-		}
+		changed[o.Verdict]--
 		f.o.Log.Warn("an attempt outlived its lease: its outcome changes nothing", "job", o.JobID.String())
 	}
-	f.metrics.died.Add(float64(dead))
+	f.metrics.died.Add(float64(changed[storage.Die]))
+	for key, wait := range retries {
+		f.retriesIn(key, wait)
+	}
 }

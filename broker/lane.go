@@ -13,9 +13,10 @@ const (
 	// Leased jobs may wait in memory for a slot where the consumer's pace says that this takes no longer than
 	// queueWait. It spares them the way through the backlog: half of what the database does for a job.
 	queueWait  = 100 * time.Millisecond
-	queueMost  = 1024    // jobs of a consumer that wait so
-	queueBytes = 8 << 20 // of payload, estimated
-	claimMost  = 256     // jobs in a claim
+	queueMost  = 1024                  // jobs of a consumer that wait so
+	queueBytes = 8 << 20               // of payload, estimated
+	claimMost  = 256                   // jobs in a claim
+	dueStep    = 10 * time.Millisecond // retries that become due within it of each other are claimed together
 )
 
 // lane gets one consumer's jobs delivered: it bounds the attempts under way, keeps the few leased jobs that wait for a
@@ -24,6 +25,7 @@ type lane struct {
 	d        *dispatcher
 	consumer atomic.Pointer[storage.Consumer] // the latest version
 	wakeup   chan struct{}                    // holds a token when there may be work
+	sooner   chan struct{}                    // holds a token when due was brought forward
 	ended    chan struct{}
 	endOnce  sync.Once
 
@@ -34,6 +36,7 @@ type lane struct {
 	backlog  bool          // QUEUED jobs wait, as far as is known: then new ones queue up behind them
 	pace     time.Duration // of an attempt, a moving average; 0: none has ended yet
 	size     int           // of a payload, a moving average
+	due      time.Time     // when to look for the next retry; zero: none is known of
 }
 
 // leased is a job under a lease that began, at the latest, at since.
@@ -43,7 +46,7 @@ type leased struct {
 }
 
 func newLane(d *dispatcher, k *storage.Consumer) *lane {
-	l := &lane{d: d, wakeup: make(chan struct{}, 1), ended: make(chan struct{})}
+	l := &lane{d: d, wakeup: make(chan struct{}, 1), sooner: make(chan struct{}, 1), ended: make(chan struct{})}
 	l.consumer.Store(k)
 	return l
 }
@@ -76,6 +79,31 @@ func (l *lane) signal() {
 	case l.wakeup <- struct{}{}:
 	default:
 	}
+}
+
+// expect makes the lane look for jobs when a retry becomes due, in wait.
+func (l *lane) expect(wait time.Duration) {
+	at := time.Now().Add(max(wait, dueStep))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.due.IsZero() && !at.Before(l.due) {
+		return
+	}
+	l.due = at
+	select {
+	case l.sooner <- struct{}{}:
+	default:
+	}
+}
+
+// untilDue is the time until the next look for a retry; long where none is known of.
+func (l *lane) untilDue() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.due.IsZero() {
+		return time.Hour
+	}
+	return time.Until(l.due)
 }
 
 // reserve promises a place to a job that is about to be stored; push or release redeems it.
@@ -178,6 +206,8 @@ func (l *lane) handBack(limit time.Duration) {
 }
 
 func (l *lane) run(ctx context.Context) {
+	timer := time.NewTimer(l.untilDue())
+	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -185,8 +215,33 @@ func (l *lane) run(ctx context.Context) {
 		case <-l.ended:
 			return
 		case <-l.wakeup:
+			l.claim(ctx)
+		case <-timer.C:
+			l.claimDue(ctx)
+		case <-l.sooner:
 		}
-		l.claim(ctx)
+		timer.Reset(l.untilDue())
+	}
+}
+
+// claimDue claims retries that have become due and finds out when the next one will. Where jobs are left behind, they
+// are claimed as places come free, and the next poll looks for retries.
+func (l *lane) claimDue(ctx context.Context) {
+	l.mu.Lock()
+	l.due = time.Time{}
+	l.backlog = true
+	l.mu.Unlock()
+	l.claim(ctx)
+	l.mu.Lock()
+	behind := l.backlog
+	l.mu.Unlock()
+	if behind {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
+	defer cancel()
+	if next, err := l.d.o.Store.NextDue(ctx, l.consumer.Load().Key); err == nil && next != nil {
+		l.expect(*next) // of an error the next poll tells
 	}
 }
 

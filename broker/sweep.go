@@ -16,7 +16,6 @@ const (
 	scheduleBatch   = 200
 	removalBatch    = 1000
 	removalInterval = 5 * time.Second
-	dueStep         = 10 * time.Millisecond
 )
 
 // sweeper looks for work that nobody tells of: jobs that other instances queued, retries that became due, leases that
@@ -26,7 +25,6 @@ type sweeper struct {
 	metrics    *metrics
 	dispatcher *dispatcher
 	shard      uint8
-	running    context.Context // ends when the sweeps stop
 	cancel     context.CancelFunc
 	loops      sync.WaitGroup
 }
@@ -37,7 +35,6 @@ func newSweeper(o Options, m *metrics, d *dispatcher) *sweeper {
 
 func (s *sweeper) start(ctx context.Context) {
 	ctx, s.cancel = context.WithCancel(ctx)
-	s.running = ctx
 	s.loops.Go(func() { s.every(ctx, "look for work", s.o.PollInterval, s.poll) })
 	s.loops.Go(func() { s.every(ctx, "dispatch scheduled messages", s.o.SchedulerInterval, s.dispatchScheduled) })
 	s.loops.Go(func() { s.every(ctx, "remove jobs of deleted consumers", removalInterval, s.removeJobs) })
@@ -107,35 +104,10 @@ func (s *sweeper) poll(ctx context.Context) error {
 		case w.Ready, w.NextDue != nil && *w.NextDue <= 0:
 			s.dispatcher.wake(k.Key)
 		case w.NextDue != nil && *w.NextDue < s.o.PollInterval:
-			s.followDue(*w.NextDue, k.Key)
+			s.dispatcher.expect(k.Key, *w.NextDue)
 		}
 	}
 	return nil
-}
-
-// followDue wakes a lane at the moments that its retries become due, the first of them in wait, until the next poll.
-func (s *sweeper) followDue(wait time.Duration, consumerKey uint32) {
-	ctx := s.running // a poll ends sooner
-	s.loops.Go(func() {
-		for until := time.Now().Add(s.o.PollInterval); ; {
-			// Retries that become due within dueStep of each other are claimed together.
-			wait = max(wait, dueStep)
-			if time.Until(until) < wait {
-				return
-			}
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(wait):
-			}
-			s.dispatcher.wake(consumerKey)
-			next, err := s.o.Store.NextDue(ctx, consumerKey)
-			if err != nil || next == nil {
-				return // the next poll sees what there is, or tells what is wrong
-			}
-			wait = *next
-		}
-	})
 }
 
 func (s *sweeper) reap(ctx context.Context, k *storage.Consumer) (requeued bool, err error) {
