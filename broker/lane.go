@@ -118,15 +118,13 @@ func (l *lane) reserve() bool {
 }
 
 // reserveClaim promises places to a claim and clears the backlog mark: what the claim finds sets it again, and so does
-// whoever stores a job after it began.
+// whoever stores a job after it began. Without a free place the mark is set, for the next that comes free.
 func (l *lane) reserveClaim() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := min(l.places(), claimMost)
-	if n > 0 {
-		l.reserved += n
-		l.backlog = false
-	}
+	l.reserved += n
+	l.backlog = n == 0
 	return n
 }
 
@@ -208,36 +206,37 @@ func (l *lane) handBack(limit time.Duration) {
 func (l *lane) run(ctx context.Context) {
 	timer := time.NewTimer(l.untilDue())
 	defer timer.Stop()
+	ahead := false // to find out when the next retry becomes due, once those that are have been claimed
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-l.ended:
 			return
-		case <-l.wakeup:
-			l.claim(ctx)
-		case <-timer.C:
-			l.claimDue(ctx)
 		case <-l.sooner:
+			timer.Reset(l.untilDue())
+			continue
+		case <-l.wakeup:
+		case <-timer.C:
+			l.forgetDue()
+			ahead = true
+		}
+		if drained := l.claim(ctx); drained && ahead {
+			ahead = false
+			l.lookAhead(ctx)
 		}
 		timer.Reset(l.untilDue())
 	}
 }
 
-// claimDue claims retries that have become due and finds out when the next one will. Where jobs are left behind, they
-// are claimed as places come free, and the next poll looks for retries.
-func (l *lane) claimDue(ctx context.Context) {
+func (l *lane) forgetDue() {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.due = time.Time{}
-	l.backlog = true
-	l.mu.Unlock()
-	l.claim(ctx)
-	l.mu.Lock()
-	behind := l.backlog
-	l.mu.Unlock()
-	if behind {
-		return
-	}
+}
+
+// lookAhead finds out when the next retry becomes due.
+func (l *lane) lookAhead(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
 	defer cancel()
 	if next, err := l.d.o.Store.NextDue(ctx, l.consumer.Load().Key); err == nil && next != nil {
@@ -245,12 +244,12 @@ func (l *lane) claimDue(ctx context.Context) {
 	}
 }
 
-// claim fills the free places with claimed jobs. Where there may be more of them, the backlog mark stays, and the
-// release, or the end of an attempt, wakes the lane again.
-func (l *lane) claim(ctx context.Context) {
+// claim fills the free places with claimed jobs and tells whether that was all there were. Where there may be more,
+// the backlog mark stays, and the release, or the end of an attempt, wakes the lane again.
+func (l *lane) claim(ctx context.Context) (drained bool) {
 	places := l.reserveClaim()
 	if places == 0 {
-		return
+		return false
 	}
 	began := time.Now()
 	k := l.consumer.Load()
@@ -275,6 +274,7 @@ func (l *lane) claim(ctx context.Context) {
 			l.wake()
 		}
 	}
+	return err == nil && len(jobs) < places
 }
 
 // claimJobs does not end with ctx: a claim that is broken off may have been committed, and its jobs would wait for

@@ -171,7 +171,7 @@ func TestLatenessIsSplitByWhenRetriesWereDue(t *testing.T) {
 	}
 	b.lateness(params{}, r, 3*second+ms, 5*second)
 	for metric, want := range map[string]float64{
-		"requeue.late.before": 9, "requeue.late.worst": 40, "requeue.late.p50": 40,
+		"requeue.late.before": 9, "requeue.late.worst": 40, "requeue.late.p50": 40, "requeue.late.p99": 40,
 	} {
 		if got := b.rep.figure(metric, params{}).Median; got != want {
 			t.Errorf("%s is %v ms, not %v", metric, got, want)

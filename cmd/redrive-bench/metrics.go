@@ -32,6 +32,7 @@ var metrics = map[string]metric{
 	"requeue.memory":      {"requeue: broker's peak memory", "MB", false},
 	"requeue.late.before": {"another's retries: worst lateness before", "ms", false},
 	"requeue.late.p50":    {"another's retries: lateness p50 during", "ms", false},
+	"requeue.late.p99":    {"another's retries: lateness p99 during", "ms", false},
 	"requeue.late.worst":  {"another's retries: worst lateness during", "ms", false},
 }
 

@@ -151,5 +151,6 @@ func (b *bench) lateness(p params, r *receipts, began, ended instant) {
 	}
 	slices.Sort(during)
 	b.rep.record("requeue.late.p50", p, millis(percentile(during, 0.5)))
+	b.rep.record("requeue.late.p99", p, millis(percentile(during, 0.99)))
 	b.rep.record("requeue.late.worst", p, millis(during[len(during)-1]))
 }
