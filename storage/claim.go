@@ -1,8 +1,11 @@
 package storage
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
+	"slices"
 	"time"
 )
 
@@ -78,7 +81,7 @@ func claimable(ctx context.Context, tx *sql.Tx, consumerKey uint32, limit int) (
 
 // loadClaimed reads what an attempt needs. A job that was deleted since it was claimed, with its consumer, is left out.
 func (s *Store) loadClaimed(ctx context.Context, ids []ID, token uint64) ([]ClaimedJob, error) {
-	return collect(ctx, s.db, func(rows *sql.Rows) (ClaimedJob, error) {
+	jobs, err := collect(ctx, s.db, func(rows *sql.Rows) (ClaimedJob, error) {
 		j := ClaimedJob{Token: token}
 		var headers []byte
 		if err := rows.Scan(&j.ID, &j.ConsumerKey, &j.RetryAttemptCount, &j.ChannelKey, &j.MessageID, &j.ContentType, &j.Priority, &j.ReceivedAt, &headers, &j.Body); err != nil {
@@ -89,7 +92,15 @@ func (s *Store) loadClaimed(ctx context.Context, ids []ID, token uint64) ([]Clai
 		return j, err
 	}, `SELECT j.id, j.consumerId, j.retryAttemptCount, m.channelId, m.messageId, m.contentType, m.priority, m.receivedAt, p.headers, p.body
 		FROM job j JOIN message m ON m.id = j.messageId JOIN message_payload p ON p.messageId = j.messageId
-		WHERE j.id IN (`+placeholders("?", len(ids))+`) ORDER BY j.precedence, j.id`, anyIDs(ids)...)
+		WHERE j.id IN (`+placeholders("?", len(ids))+`)`, anyIDs(ids)...)
+	// Sorted here: a server that sorts rows with payloads does it on disk.
+	slices.SortFunc(jobs, func(a, b ClaimedJob) int { return inOrder(a.Priority, a.ID, b.Priority, b.ID) })
+	return jobs, err
+}
+
+// inOrder compares jobs: the highest priority first, the oldest first within it.
+func inOrder(aPriority uint32, a ID, bPriority uint32, b ID) int {
+	return cmp.Or(cmp.Compare(bPriority, aPriority), bytes.Compare(a[:], b[:]))
 }
 
 // Work is what waits for one consumer.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -54,7 +55,15 @@ type QueuedJob struct {
 // It reads at most twice limit rows of the claim key, however long the backlog is: jobs that never waited and, of a
 // consumer that was a push consumer before, retries whose time has come.
 func (s *Store) QueuedJobs(ctx context.Context, consumerKey uint32, limit int) ([]QueuedJob, error) {
-	return collect(ctx, s.db, func(rows *sql.Rows) (QueuedJob, error) {
+	ids, err := collect(ctx, s.db, scanID, `SELECT id FROM (
+			(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt IS NULL ORDER BY precedence, id LIMIT ?)
+			UNION ALL
+			(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt <= NOW(6) ORDER BY dueAt LIMIT ?)
+		) either ORDER BY precedence, id LIMIT ?`, consumerKey, limit, consumerKey, limit, limit)
+	if err != nil || len(ids) == 0 {
+		return nil, err
+	}
+	jobs, err := collect(ctx, s.db, func(rows *sql.Rows) (QueuedJob, error) {
 		var q QueuedJob
 		var headers []byte
 		if err := rows.Scan(append(q.fields(), &q.ContentType, &headers, &q.Body)...); err != nil {
@@ -64,13 +73,10 @@ func (s *Store) QueuedJobs(ctx context.Context, consumerKey uint32, limit int) (
 		q.Headers, err = decodeHeaders(headers)
 		return q, err
 	}, `SELECT `+jobColumns+`, m.contentType, p.headers, p.body
-		FROM (SELECT id FROM (
-			(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt IS NULL ORDER BY precedence, id LIMIT ?)
-			UNION ALL
-			(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt <= NOW(6) ORDER BY dueAt LIMIT ?)
-			) either ORDER BY precedence, id LIMIT ?) q
-		JOIN job j ON j.id = q.id JOIN message m ON m.id = j.messageId JOIN message_payload p ON p.messageId = j.messageId
-		ORDER BY j.precedence, j.id`, consumerKey, limit, consumerKey, limit, limit)
+		FROM job j JOIN message m ON m.id = j.messageId JOIN message_payload p ON p.messageId = j.messageId
+		WHERE j.id IN (`+placeholders("?", len(ids))+`) AND j.status = 1001`, anyIDs(ids)...)
+	slices.SortFunc(jobs, func(a, b QueuedJob) int { return inOrder(a.Priority, a.ID, b.Priority, b.ID) })
+	return jobs, err
 }
 
 // PullState is what a pull consumer reports of a job.

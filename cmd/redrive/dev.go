@@ -79,7 +79,8 @@ func (c *devCmd) perform(ctx context.Context, p process, instance *app.App, log 
 	return traffic, traffic.Run(ctx)
 }
 
-// adapt makes sure of what dev promises, whatever the environment says for serve: on loopback, open, unsigned.
+// adapt makes sure of what dev promises, whatever the environment says for serve: on loopback, open, unsigned, on a
+// database of its own.
 func (c *devCmd) adapt(p process) error {
 	host, port, err := net.SplitHostPort(c.HTTPListen)
 	if err != nil {
@@ -98,6 +99,10 @@ func (c *devCmd) adapt(p process) error {
 	}
 	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
 		return c.listenError("a loopback address with `redrive dev`, as 127.0.0.1:8080 or :8080: everything is open to whoever reaches it")
+	}
+	if c.DatabaseDSN != "" {
+		fmt.Fprintf(p.err, "%s is not used: dev keeps its own database, for demo traffic belongs in no other.\n", app.EnvName("DatabaseDSN"))
+		c.DatabaseDSN = ""
 	}
 	c.HTTPListen = net.JoinHostPort(host, port)
 	c.AdminAuth, c.GatewayAuthMode = app.AdminOpen, app.GatewayNone

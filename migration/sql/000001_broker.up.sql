@@ -110,7 +110,7 @@ CREATE TABLE job (
     lastError          VARCHAR(512)      NULL,
     dlqCounted         TINYINT           NOT NULL DEFAULT 0 COMMENT '1: it is in dlq_summary.dead_count',
     dlqDelta           TINYINT AS (CASE WHEN status = 1004 AND dlqCounted = 0 THEN 1
-                                        WHEN status <> 1004 AND dlqCounted = 1 THEN -1 END) VIRTUAL,
+                                        WHEN status <> 1004 AND dlqCounted = 1 THEN -1 END) STORED,
     KEY claim (consumerId, status, dueAt, precedence, id),
     KEY changed (consumerId, status, statusChangedAt, id),
     KEY uncounted (dlqDelta, consumerId),
