@@ -31,7 +31,8 @@ const (
 	maxNode       = 200         // of the 255 bytes that a file name may have
 	maxRetention  = 100 * 365   // days
 	pageSize      = 100         // messages in memory at once, of up to some MiB each
-	deleteChunk   = 500         // messages of one deleting transaction
+	deleteChunk   = 500         // messages of one deleting transaction, at most
+	deleteJobs    = 2000        // jobs in it, unless a single message has more
 	firstRetry    = time.Second // after an error; doubles up to lastRetry
 	lastRetry     = time.Minute
 	openTimeout   = 30 * time.Second
@@ -125,6 +126,7 @@ type Archive struct {
 	log   *slog.Logger
 	dest  destination // its bucket is nil when the retention is 0
 	names fileNames
+	owed  []archived // in durable files, and not deleted yet; of prune, which runs once at a time
 
 	pruned   prometheus.Counter
 	bytes    prometheus.Counter

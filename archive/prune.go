@@ -38,10 +38,19 @@ type file struct {
 	w      *blob.Writer
 	cancel context.CancelFunc // before Close it makes the file never be
 	size   int64
-	keys   []storage.ID
+	lines  []archived
+}
+
+// archived is a message whose line is in a file.
+type archived struct {
+	key  storage.ID
+	jobs int
 }
 
 func (r *run) all(ctx context.Context) error {
+	if err := r.deleteOwed(ctx); err != nil {
+		return err
+	}
 	age := time.Duration(r.a.o.RetentionDays) * 24 * time.Hour
 	var after storage.ID
 	for {
@@ -81,7 +90,7 @@ func (r *run) write(ctx context.Context, cat *storage.Catalog, m *storage.Pruned
 		return fmt.Errorf("write archive file %s: %w", r.file.name, err)
 	}
 	r.file.size += int64(len(line))
-	r.file.keys = append(r.file.keys, m.Key)
+	r.file.lines = append(r.file.lines, archived{m.Key, len(m.Jobs)})
 	if r.file.size >= r.a.o.MaxFileBytes {
 		return r.finish(ctx)
 	}
@@ -120,20 +129,33 @@ func (r *run) finish(ctx context.Context) error {
 	r.files++
 	r.bytes += f.size
 	r.a.bytes.Add(float64(f.size))
-	for len(f.keys) > 0 {
-		n := min(len(f.keys), deleteChunk)
-		msgs := make([]storage.PrunedMessage, n)
-		for i, key := range f.keys[:n] {
-			msgs[i].Key = key
+	r.a.owed = append(r.a.owed, f.lines...)
+	return r.deleteOwed(ctx)
+}
+
+// deleteOwed deletes messages that are in files which are durable, some in a transaction. After an error the next run
+// begins with those that are left, so that they are not archived twice; only a crash between file and deletion does that.
+func (r *run) deleteOwed(ctx context.Context) error {
+	for len(r.a.owed) > 0 {
+		var msgs []storage.PrunedMessage
+		jobs := 0
+		for _, m := range r.a.owed {
+			if jobs += m.jobs; len(msgs) == deleteChunk || jobs > deleteJobs && len(msgs) > 0 {
+				break
+			}
+			msg := storage.PrunedMessage{}
+			msg.Key = m.key
+			msgs = append(msgs, msg)
 		}
 		// Any shard of the counters will do; the key's last byte is its own counter's.
-		if err := r.a.o.Store.Prune(ctx, f.keys[0][len(f.keys[0])-1], msgs); err != nil {
-			return fmt.Errorf("delete archived messages (those left will be archived again): %w", err)
+		if err := r.a.o.Store.Prune(ctx, msgs[0].Key[len(msgs[0].Key)-1], msgs); err != nil {
+			return fmt.Errorf("delete archived messages (the next run begins with them): %w", err)
 		}
-		f.keys = f.keys[n:]
-		r.messages += n
-		r.a.pruned.Add(float64(n))
+		r.a.owed = r.a.owed[len(msgs):]
+		r.messages += len(msgs)
+		r.a.pruned.Add(float64(len(msgs)))
 	}
+	r.a.owed = nil
 	return nil
 }
 

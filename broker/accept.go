@@ -15,7 +15,7 @@ const (
 	batchJobs     = 2000             // jobs in one, unless a single message makes more
 	batchBytes    = 4 << 20          // payload in one, unless a single message has more: servers limit a packet to 16 MiB
 	waitingMost   = 20_000           // broadcasts that may wait
-	waitingBytes  = 256 << 20        // and their payload
+	waitingBytes  = 256 << 20        // and their bytes
 	acceptTimeout = 10 * time.Second // of one transaction, retries included
 )
 
@@ -32,15 +32,27 @@ type acceptor struct {
 	draining bool
 	ready    chan struct{} // holds a token while broadcasts wait and a lane should look
 
-	lanes sync.WaitGroup
+	lanes   sync.WaitGroup
+	storing context.Context // ends when even what waits is given up
+	giveUp  context.CancelFunc
 }
 
 // accepting is a broadcast on its way.
 type accepting struct {
 	Broadcast
 	consumers []*storage.Consumer
+	places    []*lane // of each consumer's job: where a place was promised, else nil
 	row       *storage.NewMessage
 	done      chan error // holds one
+}
+
+// size is roughly what the message takes in a statement.
+func (p *accepting) size() int {
+	n := len(p.Body)
+	for name, value := range p.Headers {
+		n += len(name) + len(value)
+	}
+	return n
 }
 
 func newAcceptor(o Options, m *metrics, d *dispatcher) *acceptor {
@@ -48,19 +60,22 @@ func newAcceptor(o Options, m *metrics, d *dispatcher) *acceptor {
 }
 
 func (a *acceptor) start(ctx context.Context) {
+	a.storing, a.giveUp = context.WithCancel(ctx)
 	first := uint8(rand.N(storage.TallyShards)) // instances should not meet in the same shards
 	for i := range uint8(acceptLanes) {
-		a.lanes.Go(func() { a.lane(ctx, first+i) })
+		a.lanes.Go(func() { a.lane(first + i) })
 	}
 }
 
-// stop refuses new broadcasts, stores those that wait, and ends the lanes.
-func (a *acceptor) stop() {
+// stop refuses new broadcasts, stores those that wait, and ends the lanes. What is not stored when ctx ends is refused.
+func (a *acceptor) stop(ctx context.Context) {
 	a.mu.Lock()
 	a.draining = true
 	a.mu.Unlock()
 	close(a.ready)
+	defer context.AfterFunc(ctx, a.giveUp)()
 	a.lanes.Wait()
+	a.giveUp()
 }
 
 func (a *acceptor) accept(ctx context.Context, m Broadcast) (string, error) {
@@ -85,11 +100,11 @@ func (a *acceptor) enqueue(p *accepting) error {
 	switch {
 	case a.draining:
 		return ErrDraining
-	case len(a.waiting) >= waitingMost || a.bytes+len(p.Body) > waitingBytes && len(a.waiting) > 0:
+	case len(a.waiting) >= waitingMost || a.bytes+p.size() > waitingBytes && len(a.waiting) > 0:
 		return ErrBusy
 	}
 	a.waiting = append(a.waiting, p)
-	a.bytes += len(p.Body)
+	a.bytes += p.size()
 	select {
 	case a.ready <- struct{}{}:
 	default: // as many tokens as lanes are out
@@ -102,8 +117,8 @@ func (a *acceptor) take() []*accepting {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	n, bytes := 0, 0
-	for n < len(a.waiting) && n < batchMessages && (n == 0 || bytes+len(a.waiting[n].Body) <= batchBytes) {
-		bytes += len(a.waiting[n].Body)
+	for n < len(a.waiting) && n < batchMessages && (n == 0 || bytes+a.waiting[n].size() <= batchBytes) {
+		bytes += a.waiting[n].size()
 		n++
 	}
 	batch := a.waiting[:n:n]
@@ -114,23 +129,27 @@ func (a *acceptor) take() []*accepting {
 	return batch
 }
 
-func (a *acceptor) lane(ctx context.Context, shard uint8) {
+func (a *acceptor) lane(shard uint8) {
 	for range a.ready {
 		for batch := a.take(); len(batch) > 0; batch = a.take() {
-			a.store(ctx, shard, batch)
+			a.store(shard, batch)
 		}
 	}
 	for batch := a.take(); len(batch) > 0; batch = a.take() {
-		a.store(ctx, shard, batch) // what was taken in before the stop
+		a.store(shard, batch) // what was taken in before the stop
 	}
 }
 
 // store writes a batch with as many transactions as its jobs need. The catalog is read after the batch was taken, so
 // every consumer whose creation was answered before one of its broadcasts came gets its job.
-func (a *acceptor) store(ctx context.Context, shard uint8, batch []*accepting) {
-	ctx, cancel := context.WithTimeout(ctx, acceptTimeout)
-	defer cancel()
+func (a *acceptor) store(shard uint8, batch []*accepting) {
+	if a.storing.Err() != nil {
+		answer(batch, ErrDraining)
+		return
+	}
+	ctx, cancel := context.WithTimeout(a.storing, acceptTimeout)
 	catalog, err := a.o.Store.Catalog(ctx)
+	cancel()
 	if err != nil {
 		answer(batch, err)
 		return
@@ -142,7 +161,7 @@ func (a *acceptor) store(ctx context.Context, shard uint8, batch []*accepting) {
 			jobs += len(batch[n].consumers)
 			n++
 		}
-		a.commit(ctx, shard, batch[:n])
+		a.commit(shard, batch[:n])
 		batch = batch[n:]
 	}
 }
@@ -166,7 +185,9 @@ func authentic(catalog *storage.Catalog, batch []*accepting) []*accepting {
 }
 
 // commit stores messages in one transaction and sends the jobs on their way.
-func (a *acceptor) commit(ctx context.Context, shard uint8, batch []*accepting) {
+func (a *acceptor) commit(shard uint8, batch []*accepting) {
+	ctx, cancel := context.WithTimeout(a.storing, acceptTimeout)
+	defer cancel()
 	lease := newLease(a.o)
 	began := time.Now()
 	rows := make([]*storage.NewMessage, len(batch))
@@ -174,8 +195,12 @@ func (a *acceptor) commit(ctx context.Context, shard uint8, batch []*accepting) 
 		p.row = &storage.NewMessage{Key: storage.NewID(), ChannelKey: p.Channel.Key, ProducerKey: p.Producer.Key, MessageID: p.MessageID,
 			ContentType: p.ContentType, Priority: p.Priority, Headers: p.Headers, Body: p.Body, ScheduledFor: p.ScheduledFor}
 		for _, k := range p.consumers {
-			leased := k.Type == storage.TypePush && a.dispatcher.reserve(k)
-			p.row.Jobs = append(p.row.Jobs, storage.NewJob{ID: storage.NewID(), ConsumerKey: k.Key, Leased: leased})
+			var place *lane
+			if k.Type == storage.TypePush {
+				place = a.dispatcher.reserve(k)
+			}
+			p.places = append(p.places, place)
+			p.row.Jobs = append(p.row.Jobs, storage.NewJob{ID: storage.NewID(), ConsumerKey: k.Key, Leased: place != nil})
 		}
 		rows[i] = p.row
 	}
@@ -197,13 +222,17 @@ func (a *acceptor) settle(p *accepting, token uint64, began time.Time, err error
 		a.metrics.accepted.Inc()
 	}
 	for i, k := range p.consumers {
-		job := p.row.Jobs[i]
+		job, place := p.row.Jobs[i], p.places[i]
 		switch {
-		case job.Leased && err != nil:
-			a.dispatcher.release(k.Key)
-		case job.Leased:
-			a.dispatcher.push(k, storage.ClaimedJob{ID: job.ID, ConsumerKey: k.Key, ChannelKey: p.Channel.Key, MessageID: p.MessageID,
-				ContentType: p.ContentType, Priority: p.Priority, Headers: p.Headers, Body: p.Body, Token: token}, began)
+		case place != nil && err != nil:
+			place.release(1)
+			if storage.IsCommitUnknown(err) {
+				// If it was stored after all, its lease need not run out. If not, this changes nothing.
+				a.dispatcher.handBack(storage.ClaimedJob{ID: job.ID, ConsumerKey: k.Key, Token: token})
+			}
+		case place != nil:
+			place.push(leased{storage.ClaimedJob{ID: job.ID, ConsumerKey: k.Key, ChannelKey: p.Channel.Key, MessageID: p.MessageID,
+				ContentType: p.ContentType, Priority: p.Priority, Headers: p.Headers, Body: p.Body, Token: token}, began})
 		case k.Type == storage.TypePush:
 			a.dispatcher.wake(k.Key)
 		}

@@ -73,7 +73,7 @@ func (b *Broker) Stop(ctx context.Context) error {
 		if !b.started {
 			return
 		}
-		b.acceptor.stop()
+		b.acceptor.stop(ctx)
 		b.sweeper.stop()
 		b.dispatcher.stop(ctx)
 		b.stopErr = b.finisher.stop(context.WithoutCancel(ctx))

@@ -46,23 +46,22 @@ func (d *dispatcher) start(ctx context.Context) {
 	d.attempting, d.breakOff = context.WithCancel(ctx)
 }
 
-// stop ends the lanes, waits for the attempts, and breaks off those that are still under way when ctx ends.
+// stop ends the lanes, waits for the attempts, and breaks off claims and attempts that are still under way when ctx
+// ends.
 func (d *dispatcher) stop(ctx context.Context) {
 	d.mu.Lock()
 	d.stopClaiming()
 	d.mu.Unlock()
+	defer context.AfterFunc(ctx, func() {
+		d.breakOff()
+		d.finisher.queue.unbound() // nothing waits for room any more
+	})()
 	d.laneRuns.Wait()
 	for _, l := range d.all() {
 		l.handBack(0)
 	}
-	ended := make(chan struct{})
-	go func() { d.attempts.Wait(); close(ended) }()
-	select {
-	case <-ended:
-	case <-ctx.Done():
-	}
+	d.attempts.Wait()
 	d.breakOff()
-	<-ended
 	d.pusher.close()
 }
 
@@ -115,17 +114,19 @@ func (d *dispatcher) endOthers(catalog *storage.Catalog) (ended []*lane) {
 	return ended
 }
 
-// reserve takes a slot for a job that is about to be stored for the consumer, if it should be pushed from here at
-// once: the consumer has a free slot and no backlog that was there first. The slot goes back with release or push.
-func (d *dispatcher) reserve(k *storage.Consumer) bool {
-	l := d.lane(k)
-	return l != nil && l.reserve()
+// reserve promises a place for a job that is about to be stored for the consumer, if it should be pushed from here at
+// once: the consumer has a place free and no backlog that was there first. It returns the lane whose push or release
+// redeems the promise, or nil.
+func (d *dispatcher) reserve(k *storage.Consumer) *lane {
+	if l := d.lane(k); l != nil && l.reserve() {
+		return l
+	}
+	return nil
 }
 
-func (d *dispatcher) release(consumerKey uint32) {
-	if l := d.existing(consumerKey); l != nil {
-		l.release(1)
-	}
+// handBack returns a leased job to the backlog: it was not attempted.
+func (d *dispatcher) handBack(job storage.ClaimedJob) {
+	d.finisher.add(storage.Outcome{JobID: job.ID, Token: job.Token, ConsumerKey: job.ConsumerKey, Verdict: storage.HandBack})
 }
 
 func (d *dispatcher) wake(consumerKey uint32) {
@@ -139,16 +140,6 @@ func (d *dispatcher) expect(consumerKey uint32, wait time.Duration) {
 	if l := d.existing(consumerKey); l != nil {
 		l.expect(wait)
 	}
-}
-
-// push takes over a job under a lease that began, at the latest, at since, and for which reserve promised a place.
-func (d *dispatcher) push(k *storage.Consumer, job storage.ClaimedJob, since time.Time) {
-	if l := d.existing(k.Key); l != nil {
-		l.push(leased{job, since})
-		return
-	}
-	// The consumer was deleted, or pulls now, since the place was promised.
-	d.finisher.add(storage.Outcome{JobID: job.ID, Token: job.Token, ConsumerKey: job.ConsumerKey, Verdict: storage.HandBack})
 }
 
 // relieve hands back jobs that have waited too long for a slot: for half of the delay that a lease has on top of the

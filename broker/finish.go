@@ -2,7 +2,6 @@ package broker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -79,7 +78,8 @@ func (f *finisher) lane(shard uint8) {
 	}
 }
 
-// write tries until it is done, the leases are long gone, or the finisher gives up.
+// write tries until it is done or the finisher gives up. While the database is away it goes on trying: what was
+// attempted is not attempted again as long as nobody else has the job, and the lease's token says whether somebody has.
 func (f *finisher) write(shard uint8, batch []storage.Outcome) {
 	until := time.Now().Add(2 * f.o.lease())
 	for failed := false; ; failed = true {
@@ -94,7 +94,14 @@ func (f *finisher) write(shard uint8, batch []storage.Outcome) {
 		if !failed {
 			f.o.Log.Warn("outcomes could not be written, trying again", "outcomes", len(batch), "error", err)
 		}
-		if f.writing.Err() != nil || time.Now().After(until) || !storage.IsUnavailable(err) && failed && !errors.Is(err, context.Canceled) {
+		switch rejected := storage.IsRejected(err); {
+		case f.writing.Err() == nil && rejected && len(batch) > 1:
+			// One of them cannot be written: the others shall be.
+			half := len(batch) / 2
+			f.write(shard, batch[:half])
+			f.write(shard, batch[half:])
+			return
+		case f.writing.Err() != nil, rejected, !storage.IsUnavailable(err) && time.Now().After(until):
 			f.metrics.unwritten.Add(float64(len(batch)))
 			f.o.Log.Error("outcomes given up: their jobs are attempted again when their leases end", "outcomes", len(batch), "error", err)
 			return

@@ -37,6 +37,10 @@ type lane struct {
 	pace     time.Duration // of an attempt, a moving average; 0: none has ended yet
 	size     int           // of a payload, a moving average
 	due      time.Time     // when to look for the next retry; zero: none is known of
+
+	// Of run alone.
+	claimSize int      // jobs in the next claim, at most
+	unsettled []uint64 // tokens of claims that failed, and may have leased jobs nonetheless
 }
 
 // leased is a job under a lease that began, at the latest, at since.
@@ -46,7 +50,7 @@ type leased struct {
 }
 
 func newLane(d *dispatcher, k *storage.Consumer) *lane {
-	l := &lane{d: d, wakeup: make(chan struct{}, 1), sooner: make(chan struct{}, 1), ended: make(chan struct{})}
+	l := &lane{d: d, wakeup: make(chan struct{}, 1), sooner: make(chan struct{}, 1), ended: make(chan struct{}), claimSize: claimMost}
 	l.consumer.Store(k)
 	return l
 }
@@ -122,7 +126,7 @@ func (l *lane) reserve() bool {
 func (l *lane) reserveClaim() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := min(l.places(), claimMost)
+	n := min(l.places(), l.claimSize)
 	l.reserved += n
 	l.backlog = n == 0
 	return n
@@ -199,7 +203,7 @@ func (l *lane) handBack(limit time.Duration) {
 	}
 	l.mu.Unlock()
 	for _, p := range back {
-		l.d.finisher.add(storage.Outcome{JobID: p.job.ID, Token: p.job.Token, ConsumerKey: p.job.ConsumerKey, Verdict: storage.HandBack})
+		l.d.handBack(p.job)
 	}
 }
 
@@ -240,6 +244,9 @@ func (l *lane) lookAhead(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
 	defer cancel()
 	if next, err := l.d.o.Store.NextDue(ctx, l.consumer.Load().Key); err == nil && next != nil {
+		if *next <= 0 {
+			*next = 10 * dueStep // another transaction has it just now
+		}
 		l.expect(*next) // of an error the next poll tells
 	}
 }
@@ -265,7 +272,12 @@ func (l *lane) claim(ctx context.Context) (drained bool) {
 	}
 	l.release(places - len(jobs))
 	l.d.metrics.claimed.Add(float64(len(jobs)))
-	if err != nil && ctx.Err() == nil {
+	if err == nil {
+		l.claimSize = min(2*l.claimSize, claimMost)
+		return len(jobs) < places
+	}
+	l.claimSize = max(places/2, 1)
+	if ctx.Err() == nil {
 		l.d.o.Log.Warn("claim failed", "channel", k.ChannelID, "consumer", k.ID, "error", err)
 		select {
 		case <-ctx.Done():
@@ -274,16 +286,26 @@ func (l *lane) claim(ctx context.Context) (drained bool) {
 			l.wake()
 		}
 	}
-	return err == nil && len(jobs) < places
+	return false
 }
 
-// claimJobs does not end with ctx: a claim that is broken off may have been committed, and its jobs would wait for
-// their lease to end.
+// claimJobs claims, after it has undone the claims that failed. It does not end with ctx: a claim that is broken off may
+// have been committed, and its jobs would wait for their lease to end.
 func (l *lane) claimJobs(ctx context.Context, k *storage.Consumer, lease storage.Lease, places int) ([]storage.ClaimedJob, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
+	ctx, cancel := context.WithTimeout(l.d.attempting, claimTimeout)
 	defer cancel()
-	return l.d.o.Store.Claim(ctx, k.Key, lease, places)
+	for len(l.unsettled) > 0 {
+		if err := l.d.o.Store.Unclaim(ctx, k.Key, l.unsettled[0]); err != nil {
+			return nil, err
+		}
+		l.unsettled = l.unsettled[1:]
+	}
+	jobs, err := l.d.o.Store.Claim(ctx, k.Key, lease, places)
+	if err != nil {
+		l.unsettled = append(l.unsettled, lease.Token)
+	}
+	return jobs, err
 }

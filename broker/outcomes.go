@@ -19,6 +19,7 @@ type outcomes struct {
 	waiting map[uint32][]storage.Outcome
 	turn    []uint32 // consumers that have outcomes waiting, the next one first
 	closed  bool
+	endless bool // add waits for no room
 }
 
 func newOutcomes() *outcomes {
@@ -27,11 +28,12 @@ func newOutcomes() *outcomes {
 	return q
 }
 
-// add hands in an outcome; it waits while too many of the same consumer do.
+// add hands in an outcome; it waits while too many of the same consumer do. A job that is handed back does not wait: no
+// attempt holds it up, and whoever hands it back has others to look after.
 func (q *outcomes) add(o storage.Outcome) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.waiting[o.ConsumerKey]) >= outcomesWaiting {
+	for len(q.waiting[o.ConsumerKey]) >= outcomesWaiting && !q.endless && o.Verdict != storage.HandBack {
 		q.room.Wait()
 	}
 	if len(q.waiting[o.ConsumerKey]) == 0 {
@@ -68,6 +70,14 @@ func (q *outcomes) take(most int) []storage.Outcome {
 	}
 	q.room.Broadcast()
 	return batch
+}
+
+// unbound lets every add go on, however many outcomes wait.
+func (q *outcomes) unbound() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.endless = true
+	q.room.Broadcast()
 }
 
 // close lets take end once nothing waits.

@@ -104,6 +104,10 @@ func (p *pusher) attempt(ctx context.Context, k *storage.Consumer, job storage.C
 	case ctx.Err() != nil:
 		fail.class = classAborted
 		outcome.Verdict = storage.HandBack
+	case timeout < p.o.DeliveryTimeout && attemptCtx.Err() != nil:
+		// The claim took so long that the consumer did not have its time: not its failure.
+		fail.class = classExpired
+		outcome.Verdict = storage.HandBack
 	case int(job.RetryAttemptCount) >= p.o.MaxRetry:
 		outcome.Verdict = storage.Die
 	default:

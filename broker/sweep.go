@@ -16,6 +16,8 @@ const (
 	scheduleBatch   = 200
 	removalBatch    = 1000
 	removalInterval = 5 * time.Second
+	// After an outage, leases that ran out in it are left alone for so long: outcomes are written first.
+	reapGrace = 3 * time.Second
 )
 
 // sweeper looks for work that nobody tells of: jobs that other instances queued, retries that became due, leases that
@@ -25,6 +27,7 @@ type sweeper struct {
 	metrics    *metrics
 	dispatcher *dispatcher
 	shard      uint8
+	reapFrom   time.Time // no lease is reaped before; of poll alone
 	cancel     context.CancelFunc
 	loops      sync.WaitGroup
 }
@@ -74,8 +77,17 @@ func (s *sweeper) every(ctx context.Context, what string, interval time.Duration
 	}
 }
 
-// poll follows the catalog, wakes the lanes of consumers that have work, and takes back jobs whose lease ran out.
+// poll looks for work, and remembers when it could not.
 func (s *sweeper) poll(ctx context.Context) error {
+	err := s.lookForWork(ctx)
+	if err != nil {
+		s.reapFrom = time.Now().Add(reapGrace)
+	}
+	return err
+}
+
+// lookForWork follows the catalog, wakes the lanes of consumers that have work, and takes back jobs whose lease ran out.
+func (s *sweeper) lookForWork(ctx context.Context) error {
 	s.dispatcher.relieve()
 	defer func(began time.Time) { s.metrics.pollDuration.Observe(time.Since(began).Seconds()) }(time.Now())
 	catalog, err := s.o.Store.Catalog(ctx)
@@ -92,7 +104,7 @@ func (s *sweeper) poll(ctx context.Context) error {
 		if !ok {
 			continue // created since; the next poll knows it
 		}
-		if w.LeaseEnds != nil && *w.LeaseEnds <= 0 {
+		if w.LeaseEnds != nil && *w.LeaseEnds <= 0 && time.Now().After(s.reapFrom) {
 			reaped, err := s.reap(ctx, k)
 			if err != nil {
 				return err
@@ -155,7 +167,7 @@ func (s *sweeper) dispatchScheduled(ctx context.Context) error {
 		for key := range kicked {
 			s.dispatcher.wake(key)
 		}
-		if n < scheduleBatch {
+		if n == 0 {
 			return nil
 		}
 	}

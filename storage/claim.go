@@ -59,6 +59,15 @@ func (s *Store) Claim(ctx context.Context, consumerKey uint32, lease Lease, limi
 	return s.loadClaimed(ctx, won, lease.Token)
 }
 
+// Unclaim returns the jobs of a consumer that are under the lease with this token: QUEUED at once, no attempt counted.
+func (s *Store) Unclaim(ctx context.Context, consumerKey uint32, token uint64) error {
+	return s.inTx(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `UPDATE job FORCE INDEX (claim) SET status = 1001, statusChangedAt = NOW(6), dueAt = NULL, leaseOwner = NULL
+			WHERE consumerId = ? AND status = 1002 AND leaseToken = ?`, consumerKey, token)
+		return err
+	})
+}
+
 // claimable locks and lists jobs that may be claimed now.
 func claimable(ctx context.Context, tx *sql.Tx, consumerKey uint32, limit int) ([]ID, error) {
 	const due = `SELECT id FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt <= NOW(6)

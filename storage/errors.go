@@ -56,6 +56,31 @@ func isTxRetryable(err error) bool {
 
 func isDuplicateEntry(err error) bool { return mysqlErrno(err) == errDuplicateEntry }
 
+// IsRejected tells whether err is the server's refusal of the statement itself or its values (SQLSTATE classes 22, 23 and
+// 42), which will be the same the next time.
+func IsRejected(err error) bool {
+	me, ok := errors.AsType[*mysql.MySQLError](err)
+	if !ok || isTxRetryable(err) {
+		return false
+	}
+	switch string(me.SQLState[:2]) {
+	case "22", "23", "42":
+		return true
+	}
+	return false
+}
+
+// commitError is an error of a COMMIT.
+type commitError struct{ error }
+
+func (e commitError) Unwrap() error { return e.error }
+
+// IsCommitUnknown tells whether err came of a COMMIT whose answer was lost: the transaction may be durable, or not.
+func IsCommitUnknown(err error) bool {
+	_, ok := errors.AsType[commitError](err)
+	return ok && mysqlErrno(err) == 0
+}
+
 // IsUnavailable tells whether err means that the database cannot be used right now (gone, shutting down, out of
 // connections, too slow), so that the same request may succeed later.
 func IsUnavailable(err error) bool {

@@ -124,6 +124,9 @@ type Scheduled struct {
 	Priority   uint32
 }
 
+// dispatchJobs is the most jobs that one transaction makes of scheduled messages, unless a single one makes more.
+const dispatchJobs = 2000
+
 // DispatchScheduled makes the jobs of up to limit scheduled messages whose time has come, the longest due first, for
 // the consumers that consumersOf names, and returns how many messages it dispatched. Each is dispatched once, however
 // many instances do this at the same time.
@@ -137,14 +140,19 @@ func (s *Store) DispatchScheduled(ctx context.Context, shard uint8, limit int, c
 		if err != nil || len(due) == 0 {
 			return err
 		}
-		keys := make([]ID, len(due))
-		msgs := make([]*NewMessage, len(due))
-		for i, m := range due {
-			keys[i] = m.Key
-			msgs[i] = &NewMessage{Key: m.Key, ChannelKey: m.ChannelKey, Priority: m.Priority}
-			for _, consumer := range consumersOf(m.ChannelKey) {
-				msgs[i].Jobs = append(msgs[i].Jobs, NewJob{ID: NewID(), ConsumerKey: consumer})
+		var keys []ID
+		var msgs []*NewMessage
+		jobs := 0
+		for _, m := range due {
+			consumers := consumersOf(m.ChannelKey)
+			if jobs += len(consumers); jobs > dispatchJobs && len(msgs) > 0 {
+				break // the others come with the next call
 			}
+			msg := &NewMessage{Key: m.Key, ChannelKey: m.ChannelKey, Priority: m.Priority}
+			for _, consumer := range consumers {
+				msg.Jobs = append(msg.Jobs, NewJob{ID: NewID(), ConsumerKey: consumer})
+			}
+			keys, msgs = append(keys, m.Key), append(msgs, msg)
 		}
 		// The guard decides between two instances where SKIP LOCKED locks nothing: the loser rolls back.
 		n, err := affected(ctx, tx, `UPDATE schedule SET dispatchedAt = NOW(6) WHERE messageId IN (`+placeholders("?", len(keys))+`) AND dispatchedAt IS NULL`, anyIDs(keys)...)
@@ -157,7 +165,7 @@ func (s *Store) DispatchScheduled(ctx context.Context, shard uint8, limit int, c
 		if _, err := tx.ExecContext(ctx, `UPDATE message SET dispatchedAt = NOW(6) WHERE id IN (`+placeholders("?", len(keys))+`)`, anyIDs(keys)...); err != nil {
 			return err
 		}
-		done = len(due)
+		done = len(keys)
 		return insertJobs(ctx, tx, shard, Lease{}, msgs)
 	})
 	if errors.Is(err, ErrLocked) {
