@@ -20,7 +20,7 @@ func (*plainConn) Begin() (driver.Tx, error) { return nil, nil }
 func TestStripOverAPlainDriver(t *testing.T) {
 	t.Parallel()
 	ctx, below := t.Context(), &plainConn{}
-	conn := strippedConn{below}
+	conn := editedConn{below, func(query string) (string, error) { return strip(query), nil }}
 	if _, err := conn.PrepareContext(ctx, "SELECT 1 FOR UPDATE SKIP LOCKED"); err != nil || below.prepared[0] != "SELECT 1 FOR UPDATE" {
 		t.Errorf("prepared %q: %v", below.prepared, err)
 	}

@@ -1,0 +1,136 @@
+package broker_test
+
+import (
+	"database/sql/driver"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/redrive-mq/redrive/broker"
+	"github.com/redrive-mq/redrive/storage"
+	"github.com/redrive-mq/redrive/storage/storagetest"
+)
+
+// unreliable gives a view of the database on which fault decides about each statement.
+func (w *world) unreliable(fault func(query string) error) *storage.Store {
+	w.t.Helper()
+	s, err := storage.Open(storage.Options{DSN: w.dsn, Log: discard(), WrapConnector: func(c driver.Connector) driver.Connector {
+		return storagetest.Intercept(c, func(query string) (string, error) { return query, fault(query) })
+	}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// queue stores messages whose jobs wait in the backlog.
+func (w *world) queue(k *storage.Consumer, n int) {
+	w.t.Helper()
+	msgs := make([]*storage.NewMessage, n)
+	for i := range msgs {
+		key := storage.NewID()
+		msgs[i] = &storage.NewMessage{Key: key, ChannelKey: w.channel.Key, ProducerKey: w.producer.Key, MessageID: key.String(),
+			ContentType: "text/plain", Jobs: []storage.NewJob{{ID: storage.NewID(), ConsumerKey: k.Key}}}
+	}
+	if err := w.store.Accept(w.ctx, 0, storage.Lease{}, msgs); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) number(query string) (n int64) {
+	w.t.Helper()
+	if err := w.db.QueryRowContext(w.ctx, query).Scan(&n); err != nil {
+		w.t.Fatal(err)
+	}
+	return n
+}
+
+// A claim that fails after its commit costs neither an attempt nor the time of a lease.
+func TestFailedClaimIsUndone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := newSink(t, ok)
+	k := w.consumer("k", s.URL, storage.TypePush)
+	var failures atomic.Int32
+	o := w.fast()
+	o.MaxRetry = 0 // one lost attempt and it would be dead
+	o.Store = w.unreliable(func(query string) error {
+		if strings.Contains(query, "SELECT j.id, j.consumerId, j.retryAttemptCount") && failures.Add(1) <= 3 {
+			return errors.New("the answer was lost")
+		}
+		return nil
+	})
+	w.queue(k, 20)
+	w.start(o)
+	w.waitJobs(k, storage.StatusDelivered, 20)
+	if n := w.number(`SELECT COALESCE(SUM(retryAttemptCount), 0) FROM job`); n != 0 || failures.Load() < 4 {
+		t.Errorf("%d retries counted, %d loads", n, failures.Load())
+	}
+}
+
+// A broadcast whose COMMIT was answered by nobody is a failure to its client, and no attempt of its jobs.
+func TestUnknownCommitIsHandedBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := newSink(t, ok)
+	k := w.consumer("k", s.URL, storage.TypePush)
+	var accepting atomic.Bool // from the broadcast's first statement to its answer
+	o := w.fast()
+	o.MaxRetry = 0
+	o.Store = w.unreliable(func(query string) error {
+		switch {
+		case strings.HasPrefix(query, "INSERT INTO message "):
+			accepting.Store(true)
+		case query == "COMMIT" && accepting.Load():
+			return mysql.ErrInvalidConn
+		}
+		return nil
+	})
+	b := w.start(o)
+	_, err := b.Accept(w.ctx, broker.Broadcast{Channel: w.channel, Producer: w.producer, MessageID: "m", ContentType: "text/plain"})
+	accepting.Store(false)
+	if !storage.IsUnavailable(err) || !storage.IsCommitUnknown(err) {
+		t.Fatalf("error %v", err)
+	}
+	w.waitJobs(k, storage.StatusDelivered, 1)
+	if n := w.number(`SELECT SUM(retryAttemptCount) FROM job`); n != 0 {
+		t.Errorf("%d retries counted", n)
+	}
+}
+
+// One outcome that the server refuses does not take the others of its batch with it.
+func TestRefusedOutcomeIsFoundOut(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var bad atomic.Bool
+	var together sync.WaitGroup // their outcomes come at once, and so in few batches
+	together.Add(31)
+	s := newSink(t, func(r *http.Request) int {
+		if r.Header.Get("X-Broker-Message-ID") != "bad" || bad.CompareAndSwap(false, true) {
+			together.Done()
+			together.Wait()
+		}
+		if r.Header.Get("X-Broker-Message-ID") == "bad" {
+			return http.StatusTeapot
+		}
+		return http.StatusOK
+	})
+	k := w.consumer("k", s.URL, storage.TypePush)
+	o := w.fast()
+	o.Store = w.unreliable(func(query string) error {
+		if strings.Contains(query, "UPDATE job FORCE INDEX (PRIMARY) SET status = 1001, retryAttemptCount") {
+			return &mysql.MySQLError{Number: 1406, SQLState: [5]byte{'2', '2', '0', '0', '1'}, Message: "too long"}
+		}
+		return nil
+	})
+	w.queue(k, 30)
+	b := w.start(o)
+	w.broadcast(b, broker.Broadcast{MessageID: "bad"})
+	w.waitJobs(k, storage.StatusDelivered, 30)
+}
