@@ -275,6 +275,26 @@ func TestCrashBeforeDeletion(t *testing.T) {
 	w.wantArchived(w.files(folder), ids, ids)
 }
 
+// A deletion that fails is made up for by the next run: what is in a durable file is not archived again.
+func TestFailedDeletionIsMadeUpFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ids := w.message(5, 31*day, storage.Delivered, storage.Delivered)
+	folder := t.TempDir()
+	faulty := &faultyStore{Store: w.store, prune: func() error { return errors.New("too busy") }}
+	a := w.archive(func(o *Options) { o.Destination, o.Store = folder, faulty })
+	for range 2 {
+		if err := a.prune(t.Context()); err == nil {
+			t.Fatal("no error")
+		}
+	}
+	w.wantLeft(ids)
+	faulty.prune = nil
+	w.check(a.prune(t.Context()))
+	w.wantLeft()
+	w.wantArchived(w.files(folder), ids)
+}
+
 // faultyStore is a database that fails where it is told to.
 type faultyStore struct {
 	Store

@@ -70,7 +70,7 @@ func (f *finisher) stop(ctx context.Context) error {
 // lane writes batches: of one outcome when idle, of many under load.
 func (f *finisher) lane(shard uint8) {
 	for {
-		batch := f.queue.take(finishBatch)
+		batch := f.queue.take()
 		if batch == nil {
 			return
 		}

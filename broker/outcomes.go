@@ -43,8 +43,8 @@ func (q *outcomes) add(o storage.Outcome) {
 	q.filled.Signal()
 }
 
-// take waits for outcomes and returns up to most of them, nil when the queue is closed and empty.
-func (q *outcomes) take(most int) []storage.Outcome {
+// take waits for outcomes and returns up to finishBatch of them, nil when the queue is closed and empty.
+func (q *outcomes) take() []storage.Outcome {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.turn) == 0 {
@@ -54,12 +54,12 @@ func (q *outcomes) take(most int) []storage.Outcome {
 		q.filled.Wait()
 	}
 	var batch []storage.Outcome
-	share := max(1, most/len(q.turn))
-	for len(q.turn) > 0 && len(batch) < most {
+	share := max(1, finishBatch/len(q.turn))
+	for len(q.turn) > 0 && len(batch) < finishBatch {
 		key := q.turn[0]
 		q.turn = q.turn[1:]
 		its := q.waiting[key]
-		n := min(share, len(its), most-len(batch))
+		n := min(share, len(its), finishBatch-len(batch))
 		batch = append(batch, its[:n]...)
 		if n == len(its) {
 			delete(q.waiting, key)

@@ -19,7 +19,7 @@ func TestOutcomesAreTakenInTurns(t *testing.T) {
 		q.add(outcomeOf(2))
 	}
 	q.add(outcomeOf(3))
-	batch := q.take(256)
+	batch := q.take()
 	count := map[uint32]int{}
 	for _, o := range batch {
 		count[o.ConsumerKey]++
@@ -29,7 +29,7 @@ func TestOutcomesAreTakenInTurns(t *testing.T) {
 	}
 	taken := len(batch)
 	q.close()
-	for batch := q.take(256); batch != nil; batch = q.take(256) {
+	for batch := q.take(); batch != nil; batch = q.take() {
 		taken += len(batch)
 	}
 	if taken != 2001 || q.left() != 0 {

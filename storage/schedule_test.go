@@ -109,3 +109,29 @@ func TestDispatchScheduledAtOnce(t *testing.T) {
 		w.countsRight()
 	})
 }
+
+// One transaction makes a bounded number of jobs, however many consumers there are; the rest comes with the next.
+func TestDispatchScheduledIsBounded(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	k := w.consumer("k", storage.TypePull)
+	w.scheduled(5, -time.Minute)
+	thousand := make([]uint32, 1000)
+	for i := range thousand {
+		thousand[i] = k.Key
+	}
+	for _, want := range []int{2, 2, 1, 0} {
+		if n := must(w.DispatchScheduled(w.ctx, 5, 100, func(uint32) []uint32 { return thousand })); n != want {
+			t.Errorf("dispatched %d, want %d", n, want)
+		}
+	}
+	if n := w.number(`SELECT COUNT(*) FROM job`); n != 5000 {
+		t.Errorf("%d jobs", n)
+	}
+	for range 2 { // a single message may have more
+		w.scheduled(1, -time.Minute)
+	}
+	if n := must(w.DispatchScheduled(w.ctx, 5, 100, func(uint32) []uint32 { return append(thousand, append(thousand, thousand...)...) })); n != 1 {
+		t.Errorf("dispatched %d, want 1", n)
+	}
+}
