@@ -283,12 +283,16 @@ func TestCrashDuringBootstrap(t *testing.T) {
 		t.Fatal("the crashed instance released its lock")
 	}
 
-	next, _ := w.summary(func(o *Options) { o.LockTTL = 300 * time.Millisecond })
+	var log lines
+	next, _ := w.summary(func(o *Options) { o.LockTTL = 300 * time.Millisecond; o.Log = log.logger() })
 	if w.shown(next, a) != 6000 || w.shown(next, b) != 4000 {
 		t.Errorf("shown: %d and %d, want 6000 and 4000", w.shown(next, a), w.shown(next, b))
 	}
 	next.Start(t.Context())
 	soon(t, "the rest is counted", func() bool { return cycles(next, "done") == 1 })
+	if log.count(`msg="dead jobs counted" component=dlqsummary early=false first=true read=4000`) != 1 {
+		t.Errorf("the log does not tell of the first count: %s", &log.buf)
+	}
 	if read := testutil.ToFloat64(next.metrics.rowsRead); read != 4000 {
 		t.Errorf("the second instance read %v rows, 4000 were left", read)
 	}
