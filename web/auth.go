@@ -110,8 +110,16 @@ func (s *Server) authorizedConsumer(r *http.Request, unknown int) (consumerRef, 
 	if !ok {
 		return consumerRef{}, fail(unknown, "there is no such consumer")
 	}
+	if k.Sealed {
+		return consumerRef{}, errSealed()
+	}
 	if !k.TokenMatches(r.Header.Get(headerConsumerToken)) {
 		return consumerRef{}, forbidden("the consumer token does not match")
 	}
 	return consumerRef{cat, ch, k}, nil
+}
+
+// errSealed refuses what needs the token of a consumer whose token this instance cannot open: another may have the key.
+func errSealed() error {
+	return fail(http.StatusServiceUnavailable, "this instance cannot read the consumer's token; its log says why")
 }

@@ -132,12 +132,12 @@ func (a *App) start(ctx, detached context.Context, fail context.CancelCauseFunc)
 	if err != nil {
 		return err
 	}
-	sealKey, err := a.config.sealKey()
+	sealKeys, err := a.config.sealKeys()
 	if err != nil {
 		return err
 	}
 	if a.store, err = storage.Open(storage.Options{
-		DSN: dsn, MaxOpenConns: a.config.DatabaseMaxConnections, SealKey: sealKey, Log: a.log,
+		DSN: dsn, MaxOpenConns: a.config.DatabaseMaxConnections, SealKeys: sealKeys, Log: a.log,
 	}); err != nil {
 		return err
 	}

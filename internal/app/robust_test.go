@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -163,6 +164,48 @@ func TestSchemaBehind(t *testing.T) {
 	}
 	cfg.AutoMigrate = true
 	start(t, cfg).do("GET", "/readyz", "").want(200)
+}
+
+// An instance that cannot open a consumer's token says so and does not start; one that cannot any more, because another
+// instance seals with a key that it does not have, goes on with the others.
+func TestSealKeyMissing(t *testing.T) {
+	t.Parallel()
+	const oldKey, newKey = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+	cfg := testConfig(storagetest.DSN(t))
+	cfg.SealKey = oldKey
+	first := start(t, cfg)
+	first.stage()
+	good, other := newSink(t), newSink(t)
+	first.addConsumer("good", "push", good.URL)
+
+	cfg.SealKey = newKey
+	i := launch(t, cfg)
+	select {
+	case <-i.done:
+	case <-time.After(patience):
+		t.Fatal("it goes on without the key")
+	}
+	var wrong *app.SettingError
+	if !errors.As(i.err, &wrong) || wrong.Env != "REDRIVE_SEAL_KEY" || !strings.Contains(i.err.Error(), "orders/good") || strings.Contains(i.err.Error(), "good-token") {
+		t.Errorf("it ended with %v", i.err)
+	}
+
+	cfg.SealKey = newKey + "," + oldKey
+	second := start(t, cfg)
+	second.addConsumer("other", "push", other.URL)
+	first.do("GET", channel+"/consumer/other", "").want(200)
+	if first.do("DELETE", channel+"/consumer/other/dlq", "", asConsumer("other")...).want(503).header.Get("Retry-After") == "" {
+		t.Error("no Retry-After")
+	}
+	first.do("POST", channel+"/consumer/other/dlq", "requeue=other-token", "Content-Type", "application/x-www-form-urlencoded").want(503)
+	first.do("DELETE", channel+"/consumer/good/dlq", "", asConsumer("good")...).want(200)
+	first.broadcast("m1", orderBody(1)).want(201)
+	for name, s := range map[string]*sink{"good": good, "other": other} {
+		eventually(t, "delivery to "+name, func() bool { return len(s.of("m1")) == 1 })
+		if got := s.of("m1")[0].header.Get("X-Broker-Consumer-Token"); got != name+"-token" {
+			t.Errorf("%s got the token %q", name, got)
+		}
+	}
 }
 
 // Instances that start together on an empty database all get ready: one migrates, the others wait.
