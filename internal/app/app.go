@@ -7,13 +7,10 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -152,23 +149,4 @@ func (a *App) start(ctx, detached context.Context, fail context.CancelCauseFunc)
 	a.progress.ready()
 	a.log.Info("ready", "url", a.URL(), "instance", a.parts.instance.String())
 	return nil
-}
-
-// serve answers requests from now on; what it answers is the gate's business.
-func (a *App) serve(fail context.CancelCauseFunc) *http.Server {
-	server := &http.Server{
-		Handler:           a.gate,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(a.log.Handler(), slog.LevelDebug), // clients that break off, mostly
-		// No WriteTimeout: purging a million dead jobs answers when it is done. The API bounds everything else.
-	}
-	a.watchers.Go(func() {
-		if err := server.Serve(a.listener); !errors.Is(err, http.ErrServerClosed) {
-			fail(fmt.Errorf("serving HTTP: %w", err))
-		}
-	})
-	a.log.Info("listening", "address", a.listener.Addr().String())
-	return server
 }
