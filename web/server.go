@@ -86,7 +86,8 @@ type Options struct {
 	Metrics http.Handler
 	// Registerer gets the API's own metrics. Optional.
 	Registerer prometheus.Registerer
-	// Log gets a debug event for each request and an error for each fault; default slog.Default().
+	// Log gets a debug event for each request, an info event for each change by an admin and an error for each fault;
+	// default slog.Default().
 	Log *slog.Logger
 	// Now is the clock that schedules and signatures are checked against; default time.Now.
 	Now func() time.Time
