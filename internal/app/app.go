@@ -68,7 +68,11 @@ func New(o Options) (*App, error) {
 			return nil, err
 		}
 	}
-	a.gate = &gate{progress: a.progress}
+	starting, err := a.newStarting()
+	if err != nil {
+		return nil, err
+	}
+	a.gate = newGate(starting)
 	return a, nil
 }
 

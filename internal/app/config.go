@@ -113,7 +113,7 @@ func (v *validator) access() {
 		v.wrong("AdminToken", fmt.Sprintf("it is needed while %s is %s: without one nobody could create a channel", EnvName("AdminAuth"), AdminToken))
 	}
 	v.must("GatewayAuthMode", c.GatewayAuthMode == GatewayNone || c.GatewayAuthMode == GatewayHMAC)
-	secret, err := c.gatewaySecret()
+	secret, err := base64.StdEncoding.DecodeString(c.GatewayAuthSecret)
 	v.must("GatewayAuthSecret", err == nil && (len(secret) == 0 || len(secret) >= minGatewaySecret))
 	if c.GatewayAuthMode == GatewayHMAC && len(c.GatewayAuthSecret) == 0 {
 		v.wrong("GatewayAuthSecret", fmt.Sprintf("it is needed while %s is %s", EnvName("GatewayAuthMode"), GatewayHMAC))
@@ -186,7 +186,11 @@ func (c *Config) sealKeys() ([][]byte, error) {
 	return keys, nil
 }
 
+// gatewaySecret is nil where no signature is wanted.
 func (c *Config) gatewaySecret() ([]byte, error) {
+	if c.GatewayAuthMode != GatewayHMAC {
+		return nil, nil
+	}
 	return base64.StdEncoding.DecodeString(c.GatewayAuthSecret)
 }
 

@@ -129,9 +129,19 @@ func TestDatabaseDownAtStart(t *testing.T) {
 		return strings.Contains(i.do("GET", "/readyz", "").want(503).body, "database")
 	})
 	i.do("GET", "/livez", "").want(200)
-	if i.do("GET", "/dlq-status", "").want(503).header.Get("Retry-After") == "" {
-		t.Error("no Retry-After")
+	refused := i.do("GET", "/dlq-status", "", "X-Request-ID", "mine").want(503)
+	if refused.header.Get("Retry-After") == "" || refused.header.Get("X-Request-ID") != "mine" || refused.body != "the database cannot be used yet" ||
+		!strings.HasPrefix(refused.header.Get("Content-Type"), "text/plain") {
+		t.Errorf("it answers %q with %v", refused.body, refused.header)
 	}
+	problem := i.do("GET", "/dlq-status", "", "Accept", "application/problem+json").want(503)
+	if problem.header.Get("Content-Type") != "application/problem+json" || problem.header.Get("X-Request-ID") == "" {
+		t.Errorf("asked for a problem it answers %q with %v", problem.body, problem.header)
+	}
+	if got := i.do("GET", "/_status", "").want(200).body; got != `{"SeedData":null,"AppStatus":2}` {
+		t.Errorf("/_status is %s", got)
+	}
+	i.do("GET", "/openapi.yaml", "").want(200)
 	if err := server.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}

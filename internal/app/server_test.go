@@ -51,9 +51,8 @@ func dial(t *testing.T, to net.Addr) net.Conn {
 // A client that asks for much and reads nothing is cut off, also by what answers while the instance starts.
 func TestReaderThatStalls(t *testing.T) {
 	t.Parallel()
-	g := &gate{progress: newProgress()}
 	ended := make(chan error, 1)
-	g.open(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	g := newGate(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, err := w.Write(make([]byte, 64<<20))
 		ended <- err
 	}))
