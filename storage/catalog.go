@@ -135,12 +135,13 @@ func (s *Store) Catalog(ctx context.Context) (*Catalog, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cat := s.catalog.Load(); cat != nil && cat.version >= version {
+	// Not >=: after a failover that lost the last change, the same number may come again with another one.
+	if cat := s.catalog.Load(); cat != nil && cat.version == version {
 		return cat, nil
 	}
 	s.catalogMu.Lock()
 	defer s.catalogMu.Unlock()
-	if cat := s.catalog.Load(); cat != nil && cat.version >= version {
+	if cat := s.catalog.Load(); cat != nil && cat.version == version {
 		return cat, nil // another goroutine reloaded it meanwhile
 	}
 	cat, err := s.loadCatalog(ctx)
