@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -116,6 +117,18 @@ func (s *Store) sealer(ctx context.Context) (*sealer, error) {
 	}
 	s.seals = &sealer{current: keys[0], others: keys[1:]}
 	return s.seals, nil
+}
+
+// DerivedKey is a key of 32 bytes for one purpose, the same on every instance: HMAC-SHA256 of the purpose under the key that
+// the database keeps.
+func (s *Store) DerivedKey(ctx context.Context, purpose string) ([]byte, error) {
+	stored, err := s.storedSealKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	mac := hmac.New(sha256.New, stored)
+	mac.Write([]byte(purpose))
+	return mac.Sum(nil), nil
 }
 
 func (s *Store) storedSealKey(ctx context.Context) ([]byte, error) {

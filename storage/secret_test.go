@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/redrive-mq/redrive/storage"
 )
@@ -166,5 +167,17 @@ func TestTokens(t *testing.T) {
 	a, b := storage.NewToken(), storage.NewToken()
 	if len(a) != 26 || a == b {
 		t.Errorf("tokens %q and %q", a, b)
+	}
+}
+
+func TestDerivedKey(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	a, again, b := must(w.DerivedKey(w.ctx, "a")), must(w.DerivedKey(w.ctx, "a")), must(w.DerivedKey(w.ctx, "b"))
+	if len(a) != 32 || !bytes.Equal(a, again) || bytes.Equal(a, b) {
+		t.Errorf("%x, %x and %x", a, again, b)
+	}
+	if before, now := time.Now().Add(-time.Hour), must(w.Now(w.ctx)); now.Before(before) || now.After(before.Add(2*time.Hour)) {
+		t.Errorf("it is %s", now)
 	}
 }

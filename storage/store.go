@@ -159,6 +159,11 @@ func (s *Store) Close() error { return s.db.Close() }
 // Ping asks the database whether it is there.
 func (s *Store) Ping(ctx context.Context) error { return s.db.PingContext(ctx) }
 
+// Now is the database's time.
+func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
+	return now, s.db.QueryRowContext(ctx, `SELECT NOW(6)`).Scan(&now)
+}
+
 // DB is the pool, for what has SQL of its own (tests, benches).
 func (s *Store) DB() *sql.DB { return s.db }
 
