@@ -24,6 +24,9 @@ type Options struct {
 	MaxOpenConns int
 	// SealKey seals consumer tokens, 32 bytes. Empty: a key that the database keeps, made on first use.
 	SealKey []byte
+	// DLQTable and HistoryTable are the tables of dead letters and of history: a letter and 2 to 62 more letters and
+	// digits; default engineDlq and engineHistory. See EnsureEngineTables for others.
+	DLQTable, HistoryTable string
 	// WrapConnector is for tests: what it returns is used in place of the driver's connector.
 	WrapConnector func(driver.Connector) driver.Connector
 	// Log gets what an operator should know; default slog.Default().
@@ -41,6 +44,9 @@ type Store struct {
 
 	catalogMu sync.Mutex // one reload at a time
 	catalog   atomicCatalog
+
+	tables   engineTables
+	policies atomicPolicies
 }
 
 // Open prepares the pool. It does not connect: a database that is down shows in the first call, and Ping tells.
@@ -58,6 +64,10 @@ func Open(o Options) (*Store, error) {
 	if n := len(o.SealKey); n != 0 && n != sealKeySize {
 		return nil, fmt.Errorf("the seal key has %d bytes, it must have %d", n, sealKeySize)
 	}
+	tables, err := newEngineTables(o.DLQTable, o.HistoryTable)
+	if err != nil {
+		return nil, err
+	}
 	cfg.Logger = driverLog{o.Log}
 	inner, err := mysql.NewConnector(cfg)
 	if err != nil {
@@ -71,7 +81,7 @@ func Open(o Options) (*Store, error) {
 	db.SetMaxOpenConns(o.MaxOpenConns)
 	db.SetMaxIdleConns(o.MaxOpenConns)
 	db.SetConnMaxIdleTime(5 * time.Minute)
-	return &Store{db: db, log: o.Log, sealKey: o.SealKey}, nil
+	return &Store{db: db, log: o.Log, sealKey: o.SealKey, tables: tables}, nil
 }
 
 // Config reads a DSN and sets what Redrive needs of a connection.
