@@ -168,8 +168,8 @@ func (s *script) goodEnd() {
 		s.Messages = append(s.Messages, finalMessage{Channel: "returns", Message: m, Dispatched: true})
 	}
 	s.Snapshots = []snapshot{
-		{Start: 5*sec + 1, End: 5*sec + 2, Of: map[string]tally{"returns/broken": {Dead: 1, Delta: 1}, "returns/scrap": {Dead: 1, Counted: 1, DeadCount: 1}}},
-		{Start: 9 * sec, End: 9*sec + 2, Of: map[string]tally{"returns/broken": {Dead: 2, Counted: 2, DeadCount: 2}, "returns/scrap": {Dead: 1, Counted: 2, DeadCount: 2, Delta: -1}}},
+		{Start: 5*sec + 1, End: 5*sec + 2, Of: map[string]tally{"returns/broken": {Dead: 1, Delta: 1, Pending: 1}, "returns/scrap": {Dead: 1, Counted: 1, DeadCount: 1, Pending: 1}}},
+		{Start: 9 * sec, End: 9*sec + 2, Of: map[string]tally{"returns/broken": {Dead: 2, Counted: 2, DeadCount: 2, Pending: 2}, "returns/scrap": {Dead: 1, Counted: 2, DeadCount: 2, Delta: -1, Pending: 1}}},
 	}
 	s.restAt(restAfterTraffic, 40*sec, map[string]int64{"returns/broken": 2, "returns/scrap": 1}, map[string]int64{
 		"orders/healthy DELIVERED": 4, "orders/flapper DELIVERED": 4, "orders/puller DELIVERED": 4, "returns/broken DEAD": 2, "returns/scrap DEAD": 1,
@@ -188,7 +188,7 @@ func (s *script) restAt(label string, at moment, dead, jobs map[string]int64) {
 	counts := map[string]int64{}
 	for _, c := range s.Info.Consumers {
 		n := dead[c.Key]
-		r.Tallies[c.Key] = tally{Dead: n, Counted: n, DeadCount: n}
+		r.Tallies[c.Key] = tally{Dead: n, Counted: n, DeadCount: n, Pending: n}
 		counts[c.Key] = n
 	}
 	for instance := range s.Info.Instances {

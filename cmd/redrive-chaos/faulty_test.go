@@ -105,6 +105,9 @@ var faultyHistories = []struct {
 		"every snapshot is exact", "dead_count of returns/broken was 3"},
 	{"the number shown is not the dead", func(h *history) { h.Snapshots[0].Of["returns/broken"] = tally{Dead: 1} },
 		"every snapshot is exact", "showed 0 + 0 with 1 jobs dead"},
+	{"a dead job without a dead letter", func(h *history) {
+		h.Snapshots[0].Of["returns/broken"] = tally{Dead: 1, Delta: 1}
+	}, "every snapshot is exact", "0 pending dead letters with 1 jobs dead"},
 	{"an instance shows an old count", func(h *history) {
 		find(h.Ops, func(o *op) bool { return o.Kind == opDLQStatus && o.Instance == 2 }).Counts["returns/broken"] = 1
 	}, "no instance shows an old count", "instance 2 read 1"},

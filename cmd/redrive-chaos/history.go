@@ -117,7 +117,8 @@ type tally struct {
 	Dead      int64 `json:"dead"`    // COUNT of status DEAD
 	Counted   int64 `json:"counted"` // COUNT of dlqCounted=1
 	DeadCount int64 `json:"deadCount"`
-	Delta     int64 `json:"delta"` // SUM(dlqDelta)
+	Delta     int64 `json:"delta"`   // SUM(dlqDelta)
+	Pending   int64 `json:"pending"` // COUNT of Pending dead letters of its deliveries
 }
 
 // snapshot is one look into the database, in one statement.

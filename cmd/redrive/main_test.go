@@ -14,6 +14,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/redrive-mq/redrive/internal/app"
+	"github.com/redrive-mq/redrive/migration"
 	"github.com/redrive-mq/redrive/storage/storagetest"
 )
 
@@ -221,7 +222,7 @@ func TestMigrateAndDLQCommands(t *testing.T) {
 	seed.falsify(t)
 	expect(exitOK, "off by +5", "dlq", "repair")
 	expect(exitOK, "0 counts repaired", "dlq", "repair")
-	expect(exitOK, "version 0", "migrate", "down", "1")
+	expect(exitOK, "version 0", "migrate", "down", fmt.Sprint(migration.Latest()))
 }
 
 func TestVersionAndHelp(t *testing.T) {
