@@ -29,6 +29,9 @@ func (a *App) stop(server *http.Server, endDetached context.CancelFunc) {
 		// Requests go on meanwhile: broadcasts are refused with 503, /readyz says that this instance drains.
 		errs = append(errs, a.parts.stop()...)
 	}
+	if a.parts == nil && a.pruner != nil {
+		errs = append(errs, within("pruning", stopBackgroundWithin, a.pruner.Stop)) // it was not started, and has opened its destination
+	}
 	errs = append(errs, within("HTTP", stopHTTPWithin, func(ctx context.Context) error {
 		endDetached() // requeues and purges of many end between two batches
 		if err := server.Shutdown(ctx); err != nil {
