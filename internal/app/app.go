@@ -41,6 +41,7 @@ type App struct {
 
 	listening chan struct{} // closed when listener is set
 	listener  net.Listener
+	served    chan struct{} // closed when the listener takes no more connections
 
 	private *privatedb.Server // nil: the database is somebody else's
 	store   *storage.Store
@@ -56,7 +57,7 @@ func New(o Options) (*App, error) {
 	if err := o.Config.Check(); err != nil {
 		return nil, err
 	}
-	a := &App{config: o.Config, log: o.Log, registry: o.Registry, progress: newProgress(), instance: storage.NewID(), listening: make(chan struct{})}
+	a := &App{config: o.Config, log: o.Log, registry: o.Registry, progress: newProgress(), instance: storage.NewID(), listening: make(chan struct{}), served: make(chan struct{})}
 	if a.log == nil {
 		a.log = slog.Default()
 	}
@@ -98,9 +99,9 @@ func (a *App) URL() string {
 // started. A ctx that ends is no error. A database that is away at the start is waited for; a schema that is behind
 // (unless AutoMigrate), a taken port, and a private database that cannot be kept alive are errors.
 //
-// Stopping: from the end of ctx on /readyz answers 503 and broadcasts are refused with 503; attempts under way may
-// end, and what is in flight then is handed back; requests under way may end; all of that takes 15 s at most. The
-// private database comes last, with 10 s of its own.
+// Stopping: from the end of ctx on no more connections are taken, and on those that are open /readyz answers 503 and
+// broadcasts are refused with 503; attempts under way may end, and what is in flight then is handed back; requests under
+// way may end; the private database comes last. All of that takes 15 s at most.
 func (a *App) Run(parent context.Context) error {
 	ctx, fail := context.WithCancelCause(parent)
 	defer fail(nil)

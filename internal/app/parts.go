@@ -21,8 +21,7 @@ const pingWithin = 3 * time.Second
 
 // parts is what works behind the gate.
 type parts struct {
-	broker     *broker.Broker
-	background []background // in the order of their start
+	background []background // in the order of their start; the broker is the first
 	api        http.Handler
 }
 
@@ -34,7 +33,6 @@ type background struct {
 }
 
 func (p *parts) start(ctx context.Context) {
-	p.broker.Start(ctx)
 	for _, b := range p.background {
 		b.start(ctx)
 	}
@@ -43,8 +41,8 @@ func (p *parts) start(ctx context.Context) {
 // assemble makes the parts and connects them. Requeues and purges of many end with detached.
 func (a *App) assemble(detached context.Context) (*parts, error) {
 	p := &parts{}
-	var err error
-	if p.broker, err = a.newBroker(); err != nil {
+	b, err := a.newBroker()
+	if err != nil {
 		return nil, err
 	}
 	summary, err := a.newSummary()
@@ -52,10 +50,11 @@ func (a *App) assemble(detached context.Context) (*parts, error) {
 		return nil, err
 	}
 	p.background = []background{
+		{"the broker", b.Start, b.Stop},
 		{"the dead-letter summary", summary.Start, summary.Stop},
 		{"pruning", a.pruner.Start, a.pruner.Stop},
 	}
-	if p.api, err = a.newAPI(detached, p.broker, summary); err != nil {
+	if p.api, err = a.newAPI(detached, b, summary); err != nil {
 		return nil, err
 	}
 	return p, nil

@@ -46,6 +46,10 @@ func TestDrain(t *testing.T) {
 		t.Error("no Retry-After")
 	}
 	i.do("GET", "/livez", "").want(200)
+	if conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(i.base, "http://")); err == nil {
+		_ = conn.Close()
+		t.Error("it takes connections while it drains")
+	}
 	close(release)
 	i.stop(t)
 	if i.err != nil {
