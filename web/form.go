@@ -82,29 +82,29 @@ func stakeholderForm(r *http.Request, id string, form url.Values) (storage.PutSt
 	if p.Token == "" {
 		p.Token = storage.NewToken()
 	}
-	if err := checkText("name", p.Name); err != nil {
+	if err := CheckText("name", p.Name); err != nil {
 		return p, err
 	}
-	if err := checkText("token", p.Token); err != nil {
+	if err := CheckText("token", p.Token); err != nil {
 		return p, err
 	}
-	var err error
-	p.IfUnmodifiedSince, err = unmodifiedSince(r)
-	return p, err
+	p.IfUnmodifiedSince = unmodifiedSince(r)
+	return p, nil
 }
 
-// unmodifiedSince reads If-Unmodified-Since; nil where there is none.
-func unmodifiedSince(r *http.Request) (*time.Time, error) {
+// unmodifiedSince reads If-Unmodified-Since; nil where there is none. What is no HTTP date differs from every
+// Last-Modified, as the zero time does.
+func unmodifiedSince(r *http.Request) *time.Time {
 	value := r.Header.Get("If-Unmodified-Since")
 	if value == "" {
-		return nil, nil
+		return nil
 	}
 	at, err := http.ParseTime(value)
 	if err != nil {
-		return nil, badRequest("If-Unmodified-Since is not an HTTP date")
+		at = time.Time{}
 	}
 	at = at.UTC()
-	return &at, nil
+	return &at
 }
 
 // setLastModified gives the answer the version that a conditional update names.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+
 	"github.com/redrive-mq/redrive/migration"
 	"github.com/redrive-mq/redrive/storage"
 	"github.com/redrive-mq/redrive/storage/privatedb"
@@ -134,6 +136,9 @@ func (a *App) prepareOnce(ctx context.Context, dsn string) error {
 		return err
 	}
 	created, err := a.seed.plant(ctx, a.store)
+	if isDataError(err) {
+		err = a.seed.wrong(err)
+	}
 	if created > 0 {
 		a.log.Info("seed file planted", "file", a.config.SeedFile, "created", created)
 	}
@@ -186,9 +191,14 @@ func migrateUp(ctx context.Context, dsn string) error {
 func hopeless(err error) bool {
 	var behind *migration.BehindError
 	var dirty *migration.DirtyError
-	var seed *seedError
 	var setting *SettingError
-	return errors.As(err, &behind) || errors.As(err, &dirty) || errors.As(err, &seed) || errors.As(err, &setting)
+	return errors.As(err, &behind) || errors.As(err, &dirty) || errors.As(err, &setting) || isDataError(err)
+}
+
+// isDataError tells errors that say that what was to be stored cannot be (SQLSTATE classes 22 and 23).
+func isDataError(err error) bool {
+	var server *mysql.MySQLError
+	return errors.As(err, &server) && (string(server.SQLState[:2]) == "22" || string(server.SQLState[:2]) == "23")
 }
 
 // sleep returns false when ctx ends first.
