@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -222,7 +223,11 @@ func TestMigrateAndDLQCommands(t *testing.T) {
 	seed.falsify(t)
 	expect(exitOK, "off by +5", "dlq", "repair")
 	expect(exitOK, "0 counts repaired", "dlq", "repair")
-	expect(exitOK, "version 0", "migrate", "down", fmt.Sprint(migration.Latest()))
+	latest, err := migration.Latest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(exitOK, "version 0", "migrate", "down", strconv.Itoa(int(latest)))
 }
 
 func TestVersionAndHelp(t *testing.T) {
