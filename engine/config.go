@@ -22,7 +22,8 @@ const maxRetentionDays = 36500
 
 // Config is the engineTablesConfig of a registry (RFC-72, 5): where the two tables are and how long their rows stay.
 type Config struct {
-	// StorageAccountName is the schema (database) that the tables are in. Empty: the one that the broker works in.
+	// StorageAccountName is the schema (database) that the tables are in, where a registry names it. They are always in
+	// the one that the broker works in: a death and its record are one transaction. May be empty.
 	StorageAccountName string `json:"storageAccountName" yaml:"storageAccountName"`
 	DLQTableName       string `json:"dlqTableName"       yaml:"dlqTableName"`
 	HistoryTableName   string `json:"historyTableName"   yaml:"historyTableName"`
@@ -35,10 +36,10 @@ func DefaultConfig() Config {
 	return Config{DLQTableName: DefaultDLQTable, HistoryTableName: DefaultHistoryTable, RetentionDays: DefaultRetentionDays}
 }
 
-// Names that can stand in backquotes in any statement, on every server.
+// Names that can stand in any statement, on every server; tables are named as RFC-72's table storage wants it.
 var (
 	schemaPattern = regexp.MustCompile(`^[A-Za-z0-9_$-]{1,64}$`)
-	tablePattern  = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]{0,63}$`)
+	tablePattern  = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9]{2,62}$`)
 )
 
 // brokerTables are the tables of the broker, and of its migrations, in the same schema; servers on some file systems
@@ -60,7 +61,7 @@ func (c Config) Validate() error {
 	if c.StorageAccountName != "" && !schemaPattern.MatchString(c.StorageAccountName) {
 		refuse("storageAccountName", c.StorageAccountName, "empty, or the name of a schema: at most 64 of A-Z a-z 0-9 _ $ -")
 	}
-	const table = "a letter and at most 63 of A-Z a-z 0-9 _, and no table of the broker"
+	const table = "a letter and 2 to 62 more of A-Z a-z 0-9, and no table of the broker"
 	tableFits := func(name string) bool {
 		return tablePattern.MatchString(name) && !slices.Contains(brokerTables(), strings.ToLower(name))
 	}

@@ -116,7 +116,7 @@ func TestConfigNamesTheFieldAndWhatIsAllowed(t *testing.T) {
 		t.Errorf("the default is refused: %v", err)
 	}
 	fine := engine.DefaultConfig()
-	fine.StorageAccountName, fine.DLQTableName, fine.HistoryTableName, fine.RetentionDays = "redrive-1", "a", strings.Repeat("h", 64), 36500
+	fine.StorageAccountName, fine.DLQTableName, fine.HistoryTableName, fine.RetentionDays = "redrive-1", "abc", strings.Repeat("h", 63), 36500
 	if err := fine.Validate(); err != nil {
 		t.Errorf("it is refused: %v", err)
 	}
@@ -126,6 +126,8 @@ func TestConfigNamesTheFieldAndWhatIsAllowed(t *testing.T) {
 	}{
 		"schema":         {func(c *engine.Config) { c.StorageAccountName = "a`b" }, []string{"storageAccountName", "a`b", "schema"}},
 		"no table":       {func(c *engine.Config) { c.DLQTableName = "" }, []string{"dlqTableName", "a letter"}},
+		"short table":    {func(c *engine.Config) { c.DLQTableName = "ab" }, []string{"dlqTableName", "2 to 62"}},
+		"long table":     {func(c *engine.Config) { c.HistoryTableName = strings.Repeat("h", 64) }, []string{"historyTableName", "2 to 62"}},
 		"quoted table":   {func(c *engine.Config) { c.DLQTableName = "a`; DROP" }, []string{"dlqTableName", "a letter"}},
 		"broker's table": {func(c *engine.Config) { c.HistoryTableName = "Job" }, []string{"historyTableName", `"Job"`, "no table of the broker"}},
 		"one table":      {func(c *engine.Config) { c.HistoryTableName = "ENGINEDLQ" }, []string{"historyTableName", "another name"}},
@@ -164,8 +166,10 @@ func TestConfigKnowsTheTablesOfTheBroker(t *testing.T) {
 		for _, match := range create.FindAllStringSubmatch(string(text), -1) {
 			c := engine.DefaultConfig()
 			own := match[1] == c.DLQTableName || match[1] == c.HistoryTableName
-			c.DLQTableName = match[1]
-			if c.HistoryTableName = "h"; (c.Validate() == nil) != own {
+			if c.DLQTableName = match[1]; strings.Contains(match[1], "_") {
+				continue // no such name passes
+			}
+			if c.HistoryTableName = "another"; (c.Validate() == nil) != own {
 				t.Errorf("%s, of %s: %v", match[1], file, c.Validate())
 			}
 		}
