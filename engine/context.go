@@ -20,18 +20,15 @@ const (
 // PublisherInstance is the instance id of operations that concern the publisher as a whole and no single instance.
 const PublisherInstance = "publisher"
 
-// What the broker records in the history of any engine: its operators' actions on dead letters.
+// OperationDeliver is what the delivery engine records: one attempt at a destination.
+const OperationDeliver = "deliver"
+
+// What the history of any engine shows besides: its operators' actions on dead letters.
 const (
-	OperationRetry   = "retry"
+	OperationRequeue = "requeue" // one dead letter retried, or all dead jobs of a consumer
+	OperationPurge   = "purge"
 	OperationResolve = "resolve"
 	OperationExpire  = "expire"
-)
-
-// What the broker records of its deliveries besides.
-const (
-	OperationAttempt = "attempt" // one delivery to a destination
-	OperationRequeue = "requeue"
-	OperationPurge   = "purge"
 )
 
 // Engine is one engine of a context.
@@ -71,7 +68,7 @@ func Lookup(name string) (Context, error) {
 	default:
 		return Context{}, fmt.Errorf("engine: there is no context %q, only %s and %s", name, ManagedApp, Publisher)
 	}
-	c.Engines[storage.EngineDelivery] = Engine{"", []string{OperationAttempt, OperationRequeue, OperationPurge}}
+	c.Engines[storage.EngineDelivery] = Engine{"", []string{OperationDeliver}}
 	return c, nil
 }
 
@@ -133,7 +130,9 @@ func (e Engine) validate(name string) error {
 	return nil
 }
 
-func operatorActions() []string { return []string{OperationRetry, OperationResolve, OperationExpire} }
+func operatorActions() []string {
+	return []string{OperationRequeue, OperationPurge, OperationResolve, OperationExpire}
+}
 
 // String is the context's name.
 func (c Context) String() string { return c.Name }

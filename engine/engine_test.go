@@ -20,7 +20,7 @@ func TestContextsHaveWhatTheRFCLists(t *testing.T) {
 	for name, want := range map[string][]string{
 		engine.Publisher: {
 			"alerts monitor-alerts-queue process",
-			"delivery  attempt requeue purge",
+			"delivery  deliver",
 			"hmac hmac-rotation-queue rotate notify",
 			"provisioning webhook-queue webhook-received instance-registered bootstrap-complete",
 			"spn spn-rotation-queue rotate",
@@ -29,7 +29,7 @@ func TestContextsHaveWhatTheRFCLists(t *testing.T) {
 		},
 		engine.ManagedApp: {
 			"alerts monitor-alerts-queue process",
-			"delivery  attempt requeue purge",
+			"delivery  deliver",
 			"health health-notifications-queue check aggregate",
 			"update update-notifications-queue process component-update",
 		},
@@ -45,7 +45,7 @@ func TestContextsHaveWhatTheRFCLists(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%s has\n%s\nwant\n%s", name, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
-		if got := c.Recorded("alerts"); !slices.Equal(got, []string{"process", "retry", "resolve", "expire"}) {
+		if got := c.Recorded("alerts"); !slices.Equal(got, []string{"process", "requeue", "purge", "resolve", "expire"}) {
 			t.Errorf("%s: the history of alerts may show %v", name, got)
 		}
 		if c.Operations("nobody") != nil || c.Recorded("nobody") != nil {
@@ -95,7 +95,7 @@ func TestContextIsExtended(t *testing.T) {
 		"no operation":          {engine.Engine{}, "a", "at least one"},
 		"an empty operation":    {engine.Engine{Operations: []string{""}}, "a", `operation ""`},
 		"an operation twice":    {engine.Engine{Operations: []string{"x", "x"}}, "a", "twice"},
-		"an operator's action":  {engine.Engine{Operations: []string{"retry"}}, "a", "operators"},
+		"an operator's action":  {engine.Engine{Operations: []string{"requeue"}}, "a", "operators"},
 		"a control in a queue":  {engine.Engine{Operations: ok, Queue: "a\x00"}, "a", "queue"},
 		"a space before":        {engine.Engine{Operations: ok, Queue: " a"}, "a", "queue"},
 		"a long queue":          {engine.Engine{Operations: ok, Queue: strings.Repeat("ä", 256)}, "a", "queue"},
