@@ -257,12 +257,12 @@ func (r answer) rowKeys() (keys []string, token string) {
 	return keys, token
 }
 
-// errUnavailable is a fault that passes.
-type errUnavailable struct{}
+// timeoutError is a fault that passes.
+type timeoutError struct{}
 
-func (errUnavailable) Error() string   { return "secret detail" }
-func (errUnavailable) Timeout() bool   { return true }
-func (errUnavailable) Temporary() bool { return true }
+func (timeoutError) Error() string   { return "secret detail" }
+func (timeoutError) Timeout() bool   { return true }
+func (timeoutError) Temporary() bool { return true }
 
 // brokenTables fails always.
 type brokenTables struct {

@@ -215,7 +215,7 @@ func TestFaultsOfTheTablesAreProblems(t *testing.T) {
 	for _, tc := range []struct {
 		err    error
 		status int
-	}{{errors.New("secret detail"), 500}, {fmt.Errorf("dial: %w", errUnavailable{}), 503}} {
+	}{{errors.New("secret detail"), 500}, {fmt.Errorf("dial: %w", timeoutError{}), 503}} {
 		a := newAPIOn(t, store, withEngines(t, brokenTables{err: tc.err}, engine.Publisher))
 		for _, got := range []answer{
 			a.get("/api/dlq", asAdmin), a.get("/api/dlq/hmac/x", asAdmin), a.get("/api/history", asAdmin), a.get("/api/history/hmac/x", asAdmin),
