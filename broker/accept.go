@@ -174,7 +174,7 @@ func (a *acceptor) commit(ctx context.Context, shard uint8, batch []*accepting) 
 		p.row = &storage.NewMessage{Key: storage.NewID(), ChannelKey: p.Channel.Key, ProducerKey: p.Producer.Key, MessageID: p.MessageID,
 			ContentType: p.ContentType, Priority: p.Priority, Headers: p.Headers, Body: p.Body, ScheduledFor: p.ScheduledFor}
 		for _, k := range p.consumers {
-			leased := k.Type == storage.TypePush && a.dispatcher.reserve(k)
+			leased := a.dispatcher.reserve(k)
 			p.row.Jobs = append(p.row.Jobs, storage.NewJob{ID: storage.NewID(), ConsumerKey: k.Key, Leased: leased})
 		}
 		rows[i] = p.row

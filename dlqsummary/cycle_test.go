@@ -370,10 +370,18 @@ func TestDatabaseOutage(t *testing.T) {
 	if n := testutil.ToFloat64(s.metrics.scrapeErrors); n < 2 {
 		t.Errorf("redrive_dlq_scrape_errors_total is %v, want 2", n)
 	}
+	w.gauge(reg, "dead_job_count")
+	if n := log.count("level=WARN msg=\"dead_job_count or queued_job_count is missing"); n != 1 {
+		t.Errorf("%d warnings of two scrapes without a database, want 1", n)
+	}
 	w.check(server.Restart(t.Context()))
 	w.kill(k, 5)
 	soon(t, "the deaths after the outage", func() bool { return w.counted() == 12 })
 	w.wantGauge(reg, 12, k)
+	w.wantGauge(reg, 12, k)
+	if n := log.count("are in scrapes again"); n != 1 {
+		t.Errorf("%d lines of scrapes that are whole again, want 1", n)
+	}
 	soon(t, "the line of the recovery", func() bool { return log.count("counting dead jobs works again") == 1 })
 	if n := log.count("counting dead jobs failed"); n != 1 {
 		t.Errorf("%d lines of the outage, want 1", n)

@@ -51,17 +51,36 @@ type QueuedJob struct {
 	Body        []byte
 }
 
-// QueuedJobs lists the jobs that a pull consumer may take, the highest priority first and the oldest first within it.
+// QueuedBytes bounds the bodies of what QueuedJobs returns, together: 8 MiB.
+const QueuedBytes = 8 << 20
+
+// QueuedJobs lists the jobs that a pull consumer may take, the highest priority first and the oldest first within it:
+// limit jobs, and no more than QueuedBytes of bodies, but one job at least where there is any.
 // It reads at most twice limit rows of the claim key, however long the backlog is: jobs that never waited and, of a
 // consumer that was a push consumer before, retries whose time has come.
 func (s *Store) QueuedJobs(ctx context.Context, consumerKey uint32, limit int) ([]QueuedJob, error) {
-	ids, err := collect(ctx, s.db, scanID, `SELECT id FROM (
-			(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt IS NULL ORDER BY precedence, id LIMIT ?)
-			UNION ALL
-			(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt <= NOW(6) ORDER BY dueAt LIMIT ?)
-		) either ORDER BY precedence, id LIMIT ?`, consumerKey, limit, consumerKey, limit, limit)
-	if err != nil || len(ids) == 0 {
+	type sized struct {
+		id   ID
+		size int64 // of its body
+	}
+	listed, err := collect(ctx, s.db, func(rows *sql.Rows) (j sized, err error) { return j, rows.Scan(&j.id, &j.size) }, `SELECT listed.id, LENGTH(p.body) FROM (
+			SELECT id, precedence FROM (
+				(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt IS NULL ORDER BY precedence, id LIMIT ?)
+				UNION ALL
+				(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt <= NOW(6) ORDER BY dueAt LIMIT ?)
+			) either ORDER BY precedence, id LIMIT ?
+		) listed JOIN job j ON j.id = listed.id JOIN message_payload p ON p.messageId = j.messageId
+		ORDER BY listed.precedence, listed.id`, consumerKey, limit, consumerKey, limit, limit)
+	if err != nil || len(listed) == 0 {
 		return nil, err
+	}
+	var ids []ID
+	var bytes int64
+	for _, j := range listed {
+		if bytes += j.size; bytes > QueuedBytes && len(ids) > 0 {
+			break
+		}
+		ids = append(ids, j.id)
 	}
 	jobs, err := collect(ctx, s.db, func(rows *sql.Rows) (QueuedJob, error) {
 		var q QueuedJob

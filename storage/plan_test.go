@@ -177,7 +177,7 @@ func TestPlans(t *testing.T) {
 		{"DeadJobs", page(nil), "PRIMARY changed", 400, false},
 		{"DeadJobs, older", page(&storage.Cursor{Older: true, At: middle.StatusChangedAt, ID: middle.ID}), "PRIMARY changed", 400, false},
 		{"DeadJobs, newer", page(&storage.Cursor{At: middle.StatusChangedAt, ID: middle.ID}), "PRIMARY changed", 400, false},
-		{"QueuedJobs", func() error { _, err := p.QueuedJobs(p.ctx, k.Key, 100); return err }, "PRIMARY claim", 1200, false},
+		{"QueuedJobs", func() error { _, err := p.QueuedJobs(p.ctx, k.Key, 100); return err }, "PRIMARY claim", 1400, false},
 		{"Message", func() error { _, _, err := p.Message(p.ctx, p.channel.Key, "7"); return err }, "PRIMARY message", 1000, true},
 		{"Messages", func() error {
 			_, _, err := p.Messages(p.ctx, p.channel.Key, &storage.Cursor{Older: true, ID: idOf(800)}, 25)

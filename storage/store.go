@@ -22,8 +22,9 @@ type Options struct {
 	DSN string
 	// MaxOpenConns bounds the connections of this process; default 32.
 	MaxOpenConns int
-	// SealKey seals consumer tokens, 32 bytes. Empty: a key that the database keeps, made on first use.
-	SealKey []byte
+	// SealKeys open consumer tokens, 32 bytes each; the first of them seals. A key that the database keeps, made on
+	// first use, opens tokens as well, and seals where none is given.
+	SealKeys [][]byte
 	// WrapConnector is for tests: what it returns is used in place of the driver's connector.
 	WrapConnector func(driver.Connector) driver.Connector
 	// Log gets what an operator should know; default slog.Default().
@@ -35,9 +36,9 @@ type Store struct {
 	db  *sql.DB
 	log *slog.Logger
 
-	sealKey []byte // as of Options; empty: see sealer
-	sealMu  sync.Mutex
-	seals   *sealer
+	sealKeys [][]byte // as of Options; see sealer
+	sealMu   sync.Mutex
+	seals    *sealer
 
 	catalogMu sync.Mutex // one reload at a time
 	catalog   atomicCatalog
@@ -55,8 +56,10 @@ func Open(o Options) (*Store, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	if n := len(o.SealKey); n != 0 && n != sealKeySize {
-		return nil, fmt.Errorf("the seal key has %d bytes, it must have %d", n, sealKeySize)
+	for _, key := range o.SealKeys {
+		if len(key) != sealKeySize {
+			return nil, fmt.Errorf("a seal key has %d bytes, it must have %d", len(key), sealKeySize)
+		}
 	}
 	cfg.Logger = driverLog{o.Log}
 	inner, err := mysql.NewConnector(cfg)
@@ -71,7 +74,7 @@ func Open(o Options) (*Store, error) {
 	db.SetMaxOpenConns(o.MaxOpenConns)
 	db.SetMaxIdleConns(o.MaxOpenConns)
 	db.SetConnMaxIdleTime(5 * time.Minute)
-	return &Store{db: db, log: o.Log, sealKey: o.SealKey}, nil
+	return &Store{db: db, log: o.Log, sealKeys: o.SealKeys}, nil
 }
 
 // Config reads a DSN and sets what Redrive needs of a connection.

@@ -84,10 +84,7 @@ func (s *Server) deleteConsumer(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	since, err := unmodifiedSince(r)
-	if err != nil {
-		return err
-	}
+	since := unmodifiedSince(r)
 	if since == nil {
 		return storage.ErrPreconditionMissing
 	}

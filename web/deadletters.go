@@ -72,6 +72,9 @@ func (s *Server) requeueAll(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if ref.consumer.Sealed {
+		return errSealed()
+	}
 	if !ref.consumer.TokenMatches(form.Get("requeue")) {
 		return badRequest("requeue must be the consumer's token")
 	}

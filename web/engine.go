@@ -2,8 +2,6 @@ package web
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -66,9 +64,6 @@ const (
 // minTokenKey is the least number of bytes of Options.TokenKey.
 const minTokenKey = 16
 
-// callerAnonymous resolves dead letters where anybody may.
-const callerAnonymous = "anonymous"
-
 func (o *Options) checkEngines() error {
 	if o.EngineTables != nil && (o.Engines == nil || len(o.TokenKey) < minTokenKey) {
 		return errors.New("web: EngineTables wants Engines and a TokenKey of at least 16 bytes")
@@ -103,19 +98,6 @@ func (s *Server) engineRoutes(m *mux.Router) {
 		}
 		m.Handle(route.path, s.answer(s.admin(route.handle))).Methods(methods...)
 	}
-}
-
-// caller is the name of the admin token that a request came with.
-func (s *Server) caller(r *http.Request) string {
-	name := callerAnonymous
-	_, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	hash := sha256.Sum256([]byte(strings.TrimSpace(token)))
-	for i := range s.o.AdminTokens {
-		if subtle.ConstantTimeCompare(hash[:], s.o.AdminTokens[i].Hash[:]) == 1 {
-			name = s.o.AdminTokens[i].Name
-		}
-	}
-	return name
 }
 
 // envelope is every answer of the engines' API that is no problem (RFC-72, 2.3).

@@ -3,6 +3,7 @@ package web_test
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"slices"
 	"strings"
@@ -246,6 +247,22 @@ func TestDeadLetterIsResolvedOnce(t *testing.T) {
 	open := newAPIOn(t, a.store, withEngines(t, f, engine.Publisher), func(o *web.Options) { o.AdminOpen, o.AdminTokens = true, nil })
 	if got := open.call("PATCH", "/api/dlq/hmac/r3", `{"status":"Expired"}`, asJSON).want(200).data(); got["resolvedBy"] != "anonymous" {
 		t.Errorf("resolved by %v", got["resolvedBy"])
+	}
+}
+
+// Who changed something is in the log, who only looked is not.
+func TestChangesOfDeadLettersAreAudited(t *testing.T) {
+	t.Parallel()
+	var log logBuffer
+	a, _ := newEngineAPI(t, log.at(slog.LevelInfo))
+	a.post("/api/dlq", aLetter("rowKey", "a/b")).want(201)
+	a.get("/api/dlq", asAdmin).want(200)
+	a.get("/api/dlq/hmac/a%2Fb", asAdmin).want(200)
+	a.patch("/api/dlq/hmac/a%2Fb", `{"status":"Resolved","resolutionNotes":"private"}`).want(200)
+	a.patch("/api/dlq/hmac/a%2Fb", `{"status":"Resolved"}`).want(409)
+	if got := log.String(); strings.Count(got, "changed by an admin") != 2 || strings.Contains(got, "private") ||
+		!strings.Contains(got, `"caller":"second","method":"PATCH","route":"/api/dlq/{engine}/{rowKey}",`) || !strings.Contains(got, `"engine":"hmac","rowKey":"a/b"`) {
+		t.Errorf("the log has\n%s", got)
 	}
 }
 

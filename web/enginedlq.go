@@ -125,7 +125,7 @@ func (s *Server) patchDeadLetter(w http.ResponseWriter, r *http.Request) error {
 	var d *storage.DeadLetter
 	switch to := storage.DLQStatus(status); to {
 	case storage.DLQResolved, storage.DLQExpired:
-		d, err = s.o.EngineTables.ResolveDeadLetter(r.Context(), engine, rowKey, storage.Resolution{Status: to, Notes: notes, By: s.caller(r)})
+		d, err = s.o.EngineTables.ResolveDeadLetter(r.Context(), engine, rowKey, storage.Resolution{Status: to, Notes: notes, By: callerOf(r)})
 	case storage.DLQPending:
 		if d, err = s.o.EngineTables.DeadLetter(r.Context(), engine, rowKey); err == nil {
 			return fail(http.StatusConflict, "a dead letter does not become Pending by hand; this one is "+string(d.Status))
@@ -152,7 +152,7 @@ func (s *Server) retryDeadLetter(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	got, err := s.o.EngineTables.RetryDeadLetter(r.Context(), engine, rowKey, s.caller(r))
+	got, err := s.o.EngineTables.RetryDeadLetter(r.Context(), engine, rowKey, callerOf(r))
 	if errors.Is(err, storage.ErrNoQueue) {
 		d, err := s.o.EngineTables.DeadLetter(r.Context(), engine, rowKey)
 		if err != nil {
@@ -194,7 +194,7 @@ func (s *Server) expireDeadLetters(w http.ResponseWriter, r *http.Request) error
 	}
 	ctx, cancel := s.detached(w, r)
 	defer cancel()
-	n, err := s.o.EngineTables.ExpireDeadLetters(ctx, time.Duration(*days)*24*time.Hour, of, s.caller(r))
+	n, err := s.o.EngineTables.ExpireDeadLetters(ctx, time.Duration(*days)*24*time.Hour, of, callerOf(r))
 	if err != nil {
 		return err
 	}

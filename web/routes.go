@@ -1,9 +1,7 @@
 package web
 
 import (
-	"fmt"
 	"net/http"
-	"strings"
 
 	"github.com/gorilla/mux"
 
@@ -75,10 +73,7 @@ func (s *Server) routes() *mux.Router {
 	m.NotFoundHandler = s.answer(func(http.ResponseWriter, *http.Request) error {
 		return notFound("there is nothing at this path")
 	})
-	m.MethodNotAllowedHandler = s.answer(func(w http.ResponseWriter, r *http.Request) error {
-		w.Header().Set("Allow", strings.Join(allowed(m, r), ", "))
-		return fail(http.StatusMethodNotAllowed, fmt.Sprintf("%s is not a method of this path", r.Method))
-	})
+	m.MethodNotAllowedHandler = s.methodNotAllowed(m)
 	return m
 }
 

@@ -93,7 +93,8 @@ type Options struct {
 	Metrics http.Handler
 	// Registerer gets the API's own metrics. Optional.
 	Registerer prometheus.Registerer
-	// Log gets a debug event for each request and an error for each fault; default slog.Default().
+	// Log gets a debug event for each request, an info event for each change by an admin and an error for each fault;
+	// default slog.Default().
 	Log *slog.Logger
 	// Now is the clock that schedules and signatures are checked against; default time.Now.
 	Now func() time.Time
@@ -132,7 +133,6 @@ type Server struct {
 	metrics *metrics
 	// handler is the router inside everything that holds for all requests.
 	handler http.Handler
-	router  *mux.Router
 	// outages thins out the log while the database is away, when every request fails for the same reason.
 	outages *rate.Sometimes
 }
@@ -148,14 +148,17 @@ func New(o Options) (*Server, error) {
 	if err := o.checkEngines(); err != nil {
 		return nil, err
 	}
+	return newServer(o, (*Server).routes)
+}
+
+func newServer(o Options, routes func(*Server) *mux.Router) (*Server, error) {
 	s := &Server{o: o.withDefaults(), outages: &rate.Sometimes{First: 1, Interval: time.Second}}
 	s.log, s.now = s.o.Log, s.o.Now
 	var err error
 	if s.metrics, err = newMetrics(s.o.Registerer); err != nil {
 		return nil, err
 	}
-	s.router = s.routes()
-	var h http.Handler = s.router
+	var h http.Handler = routes(s)
 	if len(s.o.GatewaySecret) > 0 {
 		h = s.gateway(h)
 	}

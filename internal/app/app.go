@@ -7,13 +7,10 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -71,7 +68,11 @@ func New(o Options) (*App, error) {
 			return nil, err
 		}
 	}
-	a.gate = &gate{progress: a.progress}
+	starting, err := a.newStarting()
+	if err != nil {
+		return nil, err
+	}
+	a.gate = newGate(starting)
 	return a, nil
 }
 
@@ -132,12 +133,12 @@ func (a *App) start(ctx, detached context.Context, fail context.CancelCauseFunc)
 	if err != nil {
 		return err
 	}
-	sealKey, err := a.config.sealKey()
+	sealKeys, err := a.config.sealKeys()
 	if err != nil {
 		return err
 	}
 	if a.store, err = storage.Open(storage.Options{
-		DSN: dsn, MaxOpenConns: a.config.DatabaseMaxConnections, SealKey: sealKey, Log: a.log,
+		DSN: dsn, MaxOpenConns: a.config.DatabaseMaxConnections, SealKeys: sealKeys, Log: a.log,
 	}); err != nil {
 		return err
 	}
@@ -152,23 +153,4 @@ func (a *App) start(ctx, detached context.Context, fail context.CancelCauseFunc)
 	a.progress.ready()
 	a.log.Info("ready", "url", a.URL(), "instance", a.parts.instance.String())
 	return nil
-}
-
-// serve answers requests from now on; what it answers is the gate's business.
-func (a *App) serve(fail context.CancelCauseFunc) *http.Server {
-	server := &http.Server{
-		Handler:           a.gate,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(a.log.Handler(), slog.LevelDebug), // clients that break off, mostly
-		// No WriteTimeout: purging a million dead jobs answers when it is done. The API bounds everything else.
-	}
-	a.watchers.Go(func() {
-		if err := server.Serve(a.listener); !errors.Is(err, http.ErrServerClosed) {
-			fail(fmt.Errorf("serving HTTP: %w", err))
-		}
-	})
-	a.log.Info("listening", "address", a.listener.Addr().String())
-	return server
 }

@@ -2,7 +2,6 @@ package app
 
 import (
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -32,7 +31,7 @@ type Config struct {
 	DatabaseDSN            string `group:"Database" secret:"" placeholder:"DSN" allowed:"user:password@tcp(host:port)/database" help:"The database: user:password@tcp(host:port)/database. Empty: a private server under the data folder."`
 	DatabaseMaxConnections int    `group:"Database" default:"32" allowed:"a whole number from 4 to 10000" help:"Connections to the database at a time, of this instance."`
 	AutoMigrate            bool   `group:"Database" default:"false" allowed:"true or false" help:"Bring the schema up to date at the start. A private database always is."`
-	SealKey                string `group:"Database" secret:"" placeholder:"BASE64" allowed:"32 bytes in base64" help:"32 bytes in base64 that seal consumer tokens in the database. Empty: a key that the database keeps."`
+	SealKey                string `group:"Database" secret:"" placeholder:"BASE64,..." allowed:"32 bytes in base64, or several such keys with commas between" help:"Keys for the consumer tokens in the database, 32 bytes in base64 each: the first seals, all open. Empty: a key that the database keeps; that one always opens too."`
 	DataDir                string `group:"Database" default:"./.redrive" placeholder:"FOLDER" allowed:"the path of a folder" help:"For the private database and for archives."`
 
 	HTTPListen string `group:"HTTP" default:"${http_listen}" placeholder:"HOST:PORT" allowed:"host:port or :port, the port a number from 0 to 65535" help:"Address to serve on."`
@@ -92,7 +91,7 @@ func (v *validator) database() {
 		}
 	}
 	v.between("DatabaseMaxConnections", int64(c.DatabaseMaxConnections), 4, 10_000)
-	if _, err := c.sealKey(); err != nil {
+	if _, err := c.sealKeys(); err != nil {
 		v.wrong("SealKey", err.Error())
 	}
 	v.must("DataDir", c.DataDir != "" || c.DatabaseDSN != "")
@@ -114,7 +113,7 @@ func (v *validator) access() {
 		v.wrong("AdminToken", fmt.Sprintf("it is needed while %s is %s: without one nobody could create a channel", EnvName("AdminAuth"), AdminToken))
 	}
 	v.must("GatewayAuthMode", c.GatewayAuthMode == GatewayNone || c.GatewayAuthMode == GatewayHMAC)
-	secret, err := c.gatewaySecret()
+	secret, err := base64.StdEncoding.DecodeString(c.GatewayAuthSecret)
 	v.must("GatewayAuthSecret", err == nil && (len(secret) == 0 || len(secret) >= minGatewaySecret))
 	if c.GatewayAuthMode == GatewayHMAC && len(c.GatewayAuthSecret) == 0 {
 		v.wrong("GatewayAuthSecret", fmt.Sprintf("it is needed while %s is %s", EnvName("GatewayAuthMode"), GatewayHMAC))
@@ -168,22 +167,30 @@ func goodHeaderName(name string) bool {
 	return len(name) <= 100 && strings.Trim(name, headerNameCharacters) == ""
 }
 
-// sealKey is nil where none is set.
-func (c *Config) sealKey() ([]byte, error) {
+// sealKeys are none where none is set.
+func (c *Config) sealKeys() ([][]byte, error) {
 	if c.SealKey == "" {
 		return nil, nil
 	}
-	key, err := base64.StdEncoding.DecodeString(c.SealKey)
-	if err != nil {
-		return nil, errors.New("it is not base64")
+	var keys [][]byte
+	for i, text := range strings.Split(c.SealKey, ",") {
+		key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(text))
+		if err != nil {
+			return nil, fmt.Errorf("key %d is not base64", i+1)
+		}
+		if len(key) != sealKeySize {
+			return nil, fmt.Errorf("key %d has %d bytes", i+1, len(key))
+		}
+		keys = append(keys, key)
 	}
-	if len(key) != sealKeySize {
-		return nil, fmt.Errorf("it has %d bytes", len(key))
-	}
-	return key, nil
+	return keys, nil
 }
 
+// gatewaySecret is nil where no signature is wanted.
 func (c *Config) gatewaySecret() ([]byte, error) {
+	if c.GatewayAuthMode != GatewayHMAC {
+		return nil, nil
+	}
 	return base64.StdEncoding.DecodeString(c.GatewayAuthSecret)
 }
 

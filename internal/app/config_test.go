@@ -33,6 +33,12 @@ func TestConfigCheck(t *testing.T) {
 		{"DSN without a database", func(c *app.Config) { c.DatabaseDSN = "root:" + secret + "@tcp(localhost)/" }, "REDRIVE_DATABASE_DSN", "no database"},
 		{"connections", func(c *app.Config) { c.DatabaseMaxConnections = 1 }, "REDRIVE_DATABASE_MAX_CONNECTIONS", `"1"`},
 		{"seal key no base64", func(c *app.Config) { c.SealKey = secret + "!" }, "REDRIVE_SEAL_KEY", "32 bytes"},
+		{"seal keys", func(c *app.Config) {
+			c.SealKey = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=, AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+		}, "", ""},
+		{"second seal key", func(c *app.Config) {
+			c.SealKey = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=,"
+		}, "REDRIVE_SEAL_KEY", "key 2 has 0 bytes"},
 		{"seal key short", func(c *app.Config) { c.SealKey = "c2hvcnQ=" }, "REDRIVE_SEAL_KEY", "5 bytes"},
 		{"no data folder", func(c *app.Config) { c.DatabaseDSN, c.DataDir = "", "" }, "REDRIVE_DATA_DIR", `""`},
 		{"listen", func(c *app.Config) { c.HTTPListen = "8080" }, "REDRIVE_HTTP_LISTEN", `"8080"`},

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redrive-mq/redrive/migration"
@@ -129,14 +130,34 @@ func (a *App) prepareOnce(ctx context.Context, dsn string) error {
 	if err := a.schema(ctx, dsn); err != nil {
 		return err
 	}
-	if a.seed == nil {
-		return nil
+	if err := a.tokensOpen(ctx); err != nil || a.seed == nil {
+		return err
 	}
 	created, err := a.seed.plant(ctx, a.store)
 	if created > 0 {
 		a.log.Info("seed file planted", "file", a.config.SeedFile, "created", created)
 	}
 	return err
+}
+
+// tokensOpen checks that this instance can open every consumer's token: one that cannot had better not start. What
+// becomes unreadable later, as another instance was given another key, costs that consumer alone.
+func (a *App) tokensOpen(ctx context.Context) error {
+	catalog, err := a.store.Catalog(ctx)
+	if err != nil {
+		return err
+	}
+	var sealed []string
+	for k := range catalog.Consumers {
+		if k.Sealed {
+			sealed = append(sealed, k.ChannelID+"/"+k.ID)
+		}
+	}
+	if len(sealed) == 0 {
+		return nil
+	}
+	slices.Sort(sealed)
+	return settingError("SealKey", fmt.Sprintf("none of its keys, nor the database's own, opens the tokens of %d consumers, the first of them %q", len(sealed), sealed[0]))
 }
 
 // schema checks the schema and, where that is wanted, brings it up to date.
@@ -166,7 +187,8 @@ func hopeless(err error) bool {
 	var behind *migration.BehindError
 	var dirty *migration.DirtyError
 	var seed *seedError
-	return errors.As(err, &behind) || errors.As(err, &dirty) || errors.As(err, &seed)
+	var setting *SettingError
+	return errors.As(err, &behind) || errors.As(err, &dirty) || errors.As(err, &seed) || errors.As(err, &setting)
 }
 
 // sleep returns false when ctx ends first.

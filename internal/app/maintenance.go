@@ -22,7 +22,7 @@ type Database struct {
 // OpenDatabase connects to the database and returns once it answers. The private database cannot be opened while an
 // instance uses it: *privatedb.InUseError.
 func OpenDatabase(ctx context.Context, c *Config, log *slog.Logger) (*Database, error) {
-	sealKey, err := c.sealKey()
+	sealKeys, err := c.sealKeys()
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +32,7 @@ func OpenDatabase(ctx context.Context, c *Config, log *slog.Logger) (*Database, 
 			return nil, err
 		}
 	}
-	if d.Store, err = storage.Open(storage.Options{DSN: d.dsn, MaxOpenConns: 4, SealKey: sealKey, Log: log}); err == nil {
+	if d.Store, err = storage.Open(storage.Options{DSN: d.dsn, MaxOpenConns: 4, SealKeys: sealKeys, Log: log}); err == nil {
 		err = d.Store.Ping(ctx)
 	}
 	if err != nil {

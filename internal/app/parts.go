@@ -95,9 +95,6 @@ func (a *App) newAPI(detached context.Context, b *broker.Broker, s *dlqsummary.S
 	if err != nil {
 		return nil, err
 	}
-	if c.GatewayAuthMode != GatewayHMAC {
-		secret = nil
-	}
 	minSchedule := c.BrokerMinScheduleDelay
 	if minSchedule == 0 {
 		minSchedule = -1 // the API's word for none
@@ -110,6 +107,19 @@ func (a *App) newAPI(detached context.Context, b *broker.Broker, s *dlqsummary.S
 		GatewaySecret: secret, GatewayExempt: c.GatewayAuthExempt,
 		MaxBodyBytes: c.BrokerMaxBodyBytes, MinScheduleDelay: minSchedule, PullLease: c.pullLease(), MaxRetry: c.BrokerMaxRetry,
 		AllowPrivateDestinations: c.BrokerAllowPrivateDestinations, Shutdown: detached,
+	})
+}
+
+// newStarting makes what answers until the API does.
+func (a *App) newStarting() (*web.Server, error) {
+	c := &a.config
+	secret, err := c.gatewaySecret()
+	if err != nil {
+		return nil, err
+	}
+	return web.NewStarting(web.Options{
+		Ready: func(context.Context) error { return a.progress.err() }, Status: a.status, Log: a.log,
+		GatewaySecret: secret, GatewayExempt: c.GatewayAuthExempt, MaxBodyBytes: c.BrokerMaxBodyBytes,
 	})
 }
 
@@ -126,8 +136,8 @@ func (c *Config) adminTokens() []web.AdminToken {
 
 // ready says why no traffic should come here.
 func (a *App) ready(ctx context.Context) error {
-	if _, why := a.progress.now(); why != "" {
-		return errors.New(why)
+	if err := a.progress.err(); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, pingWithin)
 	defer cancel()
@@ -139,8 +149,7 @@ func (a *App) ready(ctx context.Context) error {
 }
 
 func (a *App) status(context.Context) (web.AppStatus, error) {
-	phase, _ := a.progress.now()
-	status := web.AppStatus{AppStatus: phase}
+	status := web.AppStatus{AppStatus: a.progress.status()}
 	if a.seed != nil {
 		status.SeedData = a.seed.status()
 	}

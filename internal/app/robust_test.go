@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -128,9 +129,19 @@ func TestDatabaseDownAtStart(t *testing.T) {
 		return strings.Contains(i.do("GET", "/readyz", "").want(503).body, "database")
 	})
 	i.do("GET", "/livez", "").want(200)
-	if i.do("GET", "/dlq-status", "").want(503).header.Get("Retry-After") == "" {
-		t.Error("no Retry-After")
+	refused := i.do("GET", "/dlq-status", "", "X-Request-ID", "mine").want(503)
+	if refused.header.Get("Retry-After") == "" || refused.header.Get("X-Request-ID") != "mine" || refused.body != "the database cannot be used yet" ||
+		!strings.HasPrefix(refused.header.Get("Content-Type"), "text/plain") {
+		t.Errorf("it answers %q with %v", refused.body, refused.header)
 	}
+	problem := i.do("GET", "/dlq-status", "", "Accept", "application/problem+json").want(503)
+	if problem.header.Get("Content-Type") != "application/problem+json" || problem.header.Get("X-Request-ID") == "" {
+		t.Errorf("asked for a problem it answers %q with %v", problem.body, problem.header)
+	}
+	if got := i.do("GET", "/_status", "").want(200).body; got != `{"SeedData":null,"AppStatus":2}` {
+		t.Errorf("/_status is %s", got)
+	}
+	i.do("GET", "/openapi.yaml", "").want(200)
 	if err := server.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -163,6 +174,48 @@ func TestSchemaBehind(t *testing.T) {
 	}
 	cfg.AutoMigrate = true
 	start(t, cfg).do("GET", "/readyz", "").want(200)
+}
+
+// An instance that cannot open a consumer's token says so and does not start; one that cannot any more, because another
+// instance seals with a key that it does not have, goes on with the others.
+func TestSealKeyMissing(t *testing.T) {
+	t.Parallel()
+	const oldKey, newKey = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+	cfg := testConfig(storagetest.DSN(t))
+	cfg.SealKey = oldKey
+	first := start(t, cfg)
+	first.stage()
+	good, other := newSink(t), newSink(t)
+	first.addConsumer("good", "push", good.URL)
+
+	cfg.SealKey = newKey
+	i := launch(t, cfg)
+	select {
+	case <-i.done:
+	case <-time.After(patience):
+		t.Fatal("it goes on without the key")
+	}
+	var wrong *app.SettingError
+	if !errors.As(i.err, &wrong) || wrong.Env != "REDRIVE_SEAL_KEY" || !strings.Contains(i.err.Error(), "orders/good") || strings.Contains(i.err.Error(), "good-token") {
+		t.Errorf("it ended with %v", i.err)
+	}
+
+	cfg.SealKey = newKey + "," + oldKey
+	second := start(t, cfg)
+	second.addConsumer("other", "push", other.URL)
+	first.do("GET", channel+"/consumer/other", "").want(200)
+	if first.do("DELETE", channel+"/consumer/other/dlq", "", asConsumer("other")...).want(503).header.Get("Retry-After") == "" {
+		t.Error("no Retry-After")
+	}
+	first.do("POST", channel+"/consumer/other/dlq", "requeue=other-token", "Content-Type", "application/x-www-form-urlencoded").want(503)
+	first.do("DELETE", channel+"/consumer/good/dlq", "", asConsumer("good")...).want(200)
+	first.broadcast("m1", orderBody(1)).want(201)
+	for name, s := range map[string]*sink{"good": good, "other": other} {
+		eventually(t, "delivery to "+name, func() bool { return len(s.of("m1")) == 1 })
+		if got := s.of("m1")[0].header.Get("X-Broker-Consumer-Token"); got != name+"-token" {
+			t.Errorf("%s got the token %q", name, got)
+		}
+	}
 }
 
 // Instances that start together on an empty database all get ready: one migrates, the others wait.
