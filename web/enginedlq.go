@@ -160,6 +160,9 @@ func (s *Server) retryDeadLetter(w http.ResponseWriter, r *http.Request) error {
 		}
 		return fail(http.StatusConflict, "its queue "+quoted(d.OriginalQueue)+" is no channel here with a consumer for it; nothing was changed")
 	}
+	if errors.Is(err, storage.ErrBadResolution) {
+		return fail(http.StatusConflict, "its job is gone, or neither dead nor shelved because of it any more; nothing was changed")
+	}
 	if err != nil {
 		return deadLetterError(err)
 	}

@@ -129,11 +129,7 @@ func checkPaging(t *testing.T, a *api) {
 	moved, _ := a.pages(path, func(page int) {
 		a.letterAt(fmt.Sprintf("new%d", page), 3000+page)
 		last := keys[page*5+4]
-		engine := "hmac"
-		if last[1:] != "" && (last[2]-'0')%2 == 1 {
-			engine = "tls"
-		}
-		a.patch("/api/dlq/"+engine+"/"+last, `{"status":"Resolved"}`).want(200)
+		a.patch("/api/dlq/"+[]string{"hmac", "tls"}[(last[2]-'0')%2]+"/"+last, `{"status":"Resolved"}`).want(200)
 	})
 	if !slices.Equal(moved, keys) {
 		t.Errorf("while rows come and go the pages have\n%v\nwant\n%v", moved, keys)
