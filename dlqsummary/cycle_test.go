@@ -115,9 +115,9 @@ func TestCountersWithoutLock(t *testing.T) {
 			for i := range 8 {
 				var err error
 				if i%2 == 0 {
-					_, err = w.store.RequeueAll(t.Context(), k.Key)
+					_, err = w.store.RequeueAll(t.Context(), k.Key, "consumer")
 				} else {
-					_, err = w.store.PurgeAll(t.Context(), k.Key, 5)
+					_, err = w.store.PurgeAll(t.Context(), k.Key, 5, "consumer")
 				}
 				if err != nil {
 					t.Error(err)

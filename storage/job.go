@@ -112,9 +112,9 @@ type PullState struct {
 func (s *Store) SetPullState(ctx context.Context, p PullState) error {
 	return s.inTx(ctx, func(tx *sql.Tx) error {
 		var status Status
-		var counted int64
-		err := tx.QueryRowContext(ctx, `SELECT status, dlqCounted FROM job WHERE id = ? AND consumerId = ? FOR UPDATE`, p.Job, p.Consumer.Key).
-			Scan(&status, &counted)
+		was := deadRow{id: p.Job}
+		err := tx.QueryRowContext(ctx, `SELECT status, statusChangedAt, dlqCounted FROM job WHERE id = ? AND consumerId = ? FOR UPDATE`, p.Job, p.Consumer.Key).
+			Scan(&status, &was.at, &was.counted)
 		if errors.Is(err, sql.ErrNoRows) {
 			return ErrNotFound
 		}
@@ -123,25 +123,32 @@ func (s *Store) SetPullState(ctx context.Context, p PullState) error {
 		}
 		switch {
 		case p.Next == StatusInflight && (status == StatusQueued || status == StatusDead):
-			return pullInflight(ctx, tx, p, status, counted)
+			return s.pullInflight(ctx, tx, p, status, was)
 		case status == StatusInflight && p.Next == StatusDelivered:
 			return pullDelivered(ctx, tx, p)
 		case status == StatusInflight && p.Next == StatusDead:
-			return guarded(affected(ctx, tx, `UPDATE job SET status = 1004, statusChangedAt = NOW(6), dueAt = NULL, noRetry = 1, leaseOwner = NULL,
-				lastErrorClass = 'declared', lastError = 'declared dead by its consumer' WHERE id = ? AND status = 1002`, p.Job))
+			if err := guarded(affected(ctx, tx, `UPDATE job SET status = 1004, statusChangedAt = NOW(6), dueAt = NULL, noRetry = 1, leaseOwner = NULL,
+				firstFailedAt = COALESCE(firstFailedAt, NOW(6)), lastErrorClass = 'declared', lastError = 'declared dead by its consumer'
+				WHERE id = ? AND status = 1002`, p.Job)); err != nil {
+				return err
+			}
+			return s.recordDeaths(ctx, tx, []ID{p.Job})
 		}
 		return ErrBadTransition
 	})
 }
 
-func pullInflight(ctx context.Context, tx *sql.Tx, p PullState, from Status, counted int64) error {
+func (s *Store) pullInflight(ctx context.Context, tx *sql.Tx, p PullState, from Status, was deadRow) error {
 	lease := p.Lease + time.Duration(p.IncrementalTimeout)*time.Second
 	if err := guarded(affected(ctx, tx, `UPDATE job SET status = 1002, statusChangedAt = NOW(6), dueAt = NOW(6) + INTERVAL ? MICROSECOND,
 		incrementalTimeout = ?, noRetry = 0, dlqCounted = 0, leaseOwner = NULL, leaseToken = 0 WHERE id = ? AND status = ?`,
 		micros(lease), p.IncrementalTimeout, p.Job, from)); err != nil {
 		return err
 	}
-	return uncount(ctx, tx, p.Consumer.Key, counted)
+	if from != StatusDead {
+		return uncount(ctx, tx, p.Consumer.Key, was.counted)
+	}
+	return s.leftDead(ctx, tx, p.Consumer.Key, []deadRow{was}, 1, noteRetried, byConsumer)
 }
 
 func pullDelivered(ctx context.Context, tx *sql.Tx, p PullState) error {

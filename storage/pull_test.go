@@ -25,6 +25,7 @@ func (w *world) inStatus(k *storage.Consumer, status storage.Status, counted boo
 	case storage.StatusQueued:
 	case storage.StatusShelved:
 		w.exec(`UPDATE job SET status = 1005 WHERE id = ?`, id)
+		w.exec(`INSERT INTO tally (kind, refId, shard, n) VALUES (4, ?, 0, 1) ON DUPLICATE KEY UPDATE n = n + 1`, k.Key)
 	case storage.StatusInflight:
 		pull(storage.StatusInflight)
 	default:

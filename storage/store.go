@@ -25,6 +25,9 @@ type Options struct {
 	// SealKeys open consumer tokens, 32 bytes each; the first of them seals. A key that the database keeps, made on
 	// first use, opens tokens as well, and seals where none is given.
 	SealKeys [][]byte
+	// DLQTable and HistoryTable are the tables of dead letters and of history: a letter and 2 to 62 more letters and
+	// digits; default engineDlq and engineHistory. See EnsureEngineTables for others.
+	DLQTable, HistoryTable string
 	// WrapConnector is for tests: what it returns is used in place of the driver's connector.
 	WrapConnector func(driver.Connector) driver.Connector
 	// Log gets what an operator should know; default slog.Default().
@@ -42,6 +45,9 @@ type Store struct {
 
 	catalogMu sync.Mutex // one reload at a time
 	catalog   atomicCatalog
+
+	tables   engineTables
+	policies atomicPolicies
 }
 
 // Open prepares the pool. It does not connect: a database that is down shows in the first call, and Ping tells.
@@ -61,6 +67,10 @@ func Open(o Options) (*Store, error) {
 			return nil, fmt.Errorf("a seal key has %d bytes, it must have %d", len(key), sealKeySize)
 		}
 	}
+	tables, err := newEngineTables(o.DLQTable, o.HistoryTable)
+	if err != nil {
+		return nil, err
+	}
 	cfg.Logger = driverLog{o.Log}
 	inner, err := mysql.NewConnector(cfg)
 	if err != nil {
@@ -74,7 +84,7 @@ func Open(o Options) (*Store, error) {
 	db.SetMaxOpenConns(o.MaxOpenConns)
 	db.SetMaxIdleConns(o.MaxOpenConns)
 	db.SetConnMaxIdleTime(5 * time.Minute)
-	return &Store{db: db, log: o.Log, sealKeys: o.SealKeys}, nil
+	return &Store{db: db, log: o.Log, sealKeys: o.SealKeys, tables: tables}, nil
 }
 
 // Config reads a DSN and sets what Redrive needs of a connection.

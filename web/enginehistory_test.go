@@ -36,6 +36,12 @@ func TestHistoryComesFromOutside(t *testing.T) {
 	if d := a.get(failed, asAdmin).data(); d["error"] != "no\nkey" || d["output"] != nil {
 		t.Errorf("a failure is %v", d)
 	}
+	a.post("/api/history", anEntry("rowKey", own, "status", "Failed")).want(200)
+	for _, change := range [][]any{{"operation", "notify"}, {"status", "Succeeded"}, {"instanceId", "i"}} {
+		if detail := a.post("/api/history", anEntry(append([]any{"rowKey", own, "status", "Failed"}, change...)...)).problem(409); !strings.Contains(detail, "row key") {
+			t.Errorf("a row key of another is refused with %q", detail)
+		}
+	}
 	a.get("/api/history/hmac/nobody", asAdmin).problem(404)
 	a.get("/api/history/nobody/"+url.PathEscape(own), asAdmin).problem(400)
 }
@@ -65,6 +71,7 @@ func TestHistoryThatIsRefused(t *testing.T) {
 		{anEntry("error", strings.Repeat("e", 4097)), 400, "4096"},
 		{anEntry("error", 1), 400, "error is not a string"},
 		{anEntry("rowKey", "c-1"), 400, "rowKey is not {correlationId}"},
+		{anEntry("rowKey", "c-1-20260102T030405.500000Z-two-more"), 400, "rowKey is not {correlationId}"},
 		{anEntry("rowKey", "c-1-20260102T030405.500000Zmore"), 400, "rowKey is not {correlationId}"},
 		{anEntry("rowKey", "c-1-20260102T030405.500000Z-"+strings.Repeat("x", 300)), 400, "300"},
 		{anEntry("partitionKey", "hmac"), 400, "partitionKey"},

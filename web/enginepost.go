@@ -140,7 +140,7 @@ func (s *Server) postDeadLetter(w http.ResponseWriter, r *http.Request) error {
 }
 
 func errRowKeyTaken() error {
-	return fail(http.StatusConflict, "the row key is that of an entry with another correlation id; nothing was changed")
+	return fail(http.StatusConflict, "the row key is that of another entry; nothing was changed")
 }
 
 func (s *Server) readHistoryEntry(w http.ResponseWriter, r *http.Request) (storage.HistoryEntry, error) {
@@ -191,8 +191,12 @@ func (s *Server) readHistoryEntry(w http.ResponseWriter, r *http.Request) (stora
 		return e, nil
 	}
 	e.RowKey = *rowKey
-	if e.RowKey != prefix && !strings.HasPrefix(e.RowKey, prefix+"-") {
-		return e, badRequest("rowKey is not {correlationId}-{createdAtUtc as " + e.CreatedAt.Format(rowKeyTime) + "}, with -... after it where that is not unique")
+	suffix, ok := strings.CutPrefix(e.RowKey, prefix)
+	if ok && suffix != "" {
+		suffix, ok = strings.CutPrefix(suffix, "-")
+	}
+	if !ok || strings.Contains(suffix, "-") {
+		return e, badRequest("rowKey is not {correlationId}-{createdAtUtc as " + e.CreatedAt.Format(rowKeyTime) + "}, with one more -... after it where that is not unique")
 	}
 	return e, checkLine("rowKey", e.RowKey, maxRowKey)
 }
@@ -212,6 +216,15 @@ func (s *Server) postHistoryEntry(w http.ResponseWriter, r *http.Request) error 
 	n, err := s.o.EngineTables.AddHistory(r.Context(), []storage.HistoryEntry{e})
 	if err != nil {
 		return err
+	}
+	if n == 0 {
+		there, err := s.o.EngineTables.HistoryEntry(r.Context(), e.Engine, e.RowKey)
+		if err != nil && !errors.Is(err, storage.ErrNotFound) { // not found: retention was faster
+			return err
+		}
+		if err == nil && (there.InstanceID != e.InstanceID || there.Operation != e.Operation || there.Status != e.Status) {
+			return errRowKeyTaken()
+		}
 	}
 	return s.succeedAdded(w, r, added{n > 0, e.Engine, e.RowKey})
 }
