@@ -54,7 +54,8 @@ func (s *Server) admin(h handler) handler {
 			r = r.WithContext(context.WithValue(r.Context(), callerKey{}, name))
 		}
 		err := h(w, r)
-		if err == nil || errors.Is(err, errConnectionLost) { // it was changed, whoever still heard of it
+		reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+		if !reads && (err == nil || errors.Is(err, errConnectionLost)) { // it was changed, whoever still heard of it
 			s.audit(r)
 		}
 		return err
@@ -87,7 +88,7 @@ func (s *Server) audit(r *http.Request) {
 	attrs := []slog.Attr{
 		slog.String("caller", callerOf(r)), slog.String("method", r.Method), slog.String("route", ex.route), slog.String("requestId", ex.requestID),
 	}
-	for _, name := range []string{"producerId", "channelId", "consumerId"} {
+	for _, name := range []string{"producerId", "channelId", "consumerId", "engine", "rowKey"} {
 		if _, ok := mux.Vars(r)[name]; !ok {
 			continue
 		}

@@ -63,6 +63,9 @@ func (s *Server) routes() *mux.Router {
 		}
 		m.Handle(route.path, s.answer(route.handle)).Methods(methods...)
 	}
+	if s.o.EngineTables != nil {
+		s.engineRoutes(m)
+	}
 	if s.o.Metrics != nil {
 		m.Handle("/metrics", s.o.Metrics).Methods(http.MethodGet, http.MethodHead)
 	}
@@ -77,7 +80,7 @@ func (s *Server) routes() *mux.Router {
 // allowed finds the methods that the path of r has.
 func allowed(m *mux.Router, r *http.Request) []string {
 	var methods []string
-	for _, method := range []string{"GET", "HEAD", "PUT", "POST", "DELETE"} {
+	for _, method := range []string{"GET", "HEAD", "PUT", "POST", "PATCH", "DELETE"} {
 		probe := *r // Match reads method and URL only
 		probe.Method = method
 		var match mux.RouteMatch

@@ -72,6 +72,13 @@ type Options struct {
 	Kicker      Kicker
 	DeadCounter DeadCounter
 
+	// EngineTables are the dead letters and the history of all engines. Optional: without it nothing is under /api.
+	EngineTables EngineTables
+	// Engines tells which engines there are. Required with EngineTables.
+	Engines EngineContext
+	// TokenKey authenticates continuation tokens: at least 16 bytes, the same on all instances. Required with EngineTables.
+	TokenKey []byte
+
 	// Unavailable tells further errors, apart from storage.IsUnavailable, that are a 503: the same request may
 	// succeed later. Optional.
 	Unavailable func(error) bool
@@ -138,6 +145,9 @@ func New(o Options) (*Server, error) {
 	}
 	if !o.AdminOpen && len(o.AdminTokens) == 0 {
 		return nil, errors.New("web: there is no admin token; without one nobody could create a channel (or say that anybody may)")
+	}
+	if err := o.checkEngines(); err != nil {
+		return nil, err
 	}
 	return newServer(o, (*Server).routes)
 }
