@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -240,6 +241,9 @@ func (r *settingResolver) known(name string) bool {
 	return false
 }
 
+// jsonSettings are JSON elsewhere and may be a mapping in the file.
+func jsonSettings() []string { return []string{"engines", "engine-tables-config"} }
+
 // flatten writes the scalars of a mapping to out by their path, joined with dashes: broker: {max-retry: 3} is
 // broker-max-retry. A list is its elements with commas between. admin-tokens is a mapping itself.
 func flatten(node *yaml.Node, prefix string, out map[string]any) error {
@@ -266,6 +270,16 @@ func flatten(node *yaml.Node, prefix string, out map[string]any) error {
 			tokens[node.Content[i].Value] = node.Content[i+1].Value
 		}
 		out[prefix] = tokens
+	case node.Kind == yaml.MappingNode && slices.Contains(jsonSettings(), prefix):
+		var value any
+		if err := node.Decode(&value); err != nil {
+			return fmt.Errorf("%s is no mapping of plain values, line %d", prefix, node.Line)
+		}
+		text, err := json.Marshal(value)
+		if err != nil {
+			return fmt.Errorf("%s is no mapping of plain values, line %d", prefix, node.Line)
+		}
+		out[prefix] = string(text)
 	case node.Kind == yaml.MappingNode:
 		for i := 0; i+1 < len(node.Content); i += 2 {
 			name := node.Content[i].Value

@@ -45,6 +45,7 @@ type App struct {
 
 	private *privatedb.Server // nil: the database is somebody else's
 	store   *storage.Store
+	engines engines
 	pruner  *archive.Archive // of the parts; made early
 	parts   *parts
 
@@ -137,13 +138,10 @@ func (a *App) start(ctx, detached context.Context, fail context.CancelCauseFunc)
 	if err != nil {
 		return err
 	}
-	sealKeys, err := a.config.sealKeys()
-	if err != nil {
+	if a.engines, err = a.config.engineSettings(); err != nil {
 		return err
 	}
-	if a.store, err = storage.Open(storage.Options{
-		DSN: dsn, MaxOpenConns: a.config.DatabaseMaxConnections, SealKeys: sealKeys, Log: a.log,
-	}); err != nil {
+	if a.store, err = a.config.open(dsn, a.config.DatabaseMaxConnections, a.log); err != nil {
 		return err
 	}
 	if a.pruner, err = a.newArchive(); err != nil { // before the wait for the database, which may be long
@@ -152,7 +150,7 @@ func (a *App) start(ctx, detached context.Context, fail context.CancelCauseFunc)
 	if err := a.prepare(ctx, dsn); err != nil {
 		return err
 	}
-	if a.parts, err = a.assemble(detached); err != nil {
+	if a.parts, err = a.assemble(ctx, detached); err != nil {
 		return err
 	}
 	a.parts.start(context.WithoutCancel(ctx)) // they end by stop, in order

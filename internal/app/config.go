@@ -61,6 +61,10 @@ type Config struct {
 	PruneNodeName      string        `group:"Pruning" placeholder:"NAME" allowed:"1 to 100 letters, digits, dots, dashes and underscores" help:"Begins the names of archive files. Empty: the host's name."`
 	PruneInterval      time.Duration `group:"Pruning" default:"1h" allowed:"a duration from 1s to 168h" help:"How often messages are pruned."`
 
+	EngineContext      string `group:"Engines" default:"publisher" allowed:"publisher or managed-app" help:"Which of RFC-72's deployments this is, and so which engines it has."`
+	Engines            string `group:"Engines" placeholder:"JSON" allowed:"a JSON object of engines by name, each with queue and operations" help:"Further engines: {\"billing\":{\"queue\":\"billing-queue\",\"operations\":[\"charge\"]}}. A mapping in the file."`
+	EngineTablesConfig string `group:"Engines" placeholder:"JSON" allowed:"RFC-72's engineTablesConfig as a JSON object" help:"Tables of dead letters and history: storageAccountName (the schema), dlqTableName, historyTableName, retentionDays. Default: engineDlq and engineHistory for 90 days. A mapping in the file."`
+
 	SeedFile string `group:"Start" placeholder:"FILE" allowed:"the path of a YAML file" help:"YAML file of channels, producers and consumers that are created at the start where they are missing."`
 
 	LogLevel  string `group:"Log" default:"${log_level}" allowed:"debug, info, warn or error" help:"Least level that is logged."`
@@ -79,6 +83,7 @@ func (c *Config) Check() error {
 	v.database()
 	v.access()
 	v.deliveries()
+	v.engines()
 	v.others()
 	return v.errs()
 }
@@ -135,6 +140,12 @@ func (v *validator) deliveries() {
 	v.lasting("BrokerMinScheduleDelay", c.BrokerMinScheduleDelay, 0, week)
 	v.lasting("SchedulerInterval", c.SchedulerInterval, 10*time.Millisecond, time.Hour)
 	v.lasting("DLQSummaryInterval", c.DLQSummaryInterval, 100*time.Millisecond, 24*time.Hour)
+}
+
+func (v *validator) engines() {
+	if _, err := v.config.engineSettings(); err != nil {
+		v.found = append(v.found, err)
+	}
 }
 
 func (v *validator) others() {

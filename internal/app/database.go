@@ -132,6 +132,9 @@ func (a *App) prepareOnce(ctx context.Context, dsn string) error {
 	if err := a.schema(ctx, dsn); err != nil {
 		return err
 	}
+	if err := a.store.EnsureEngineTables(ctx); err != nil {
+		return err
+	}
 	if err := a.tokensOpen(ctx); err != nil || a.seed == nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func (p *parts) start(ctx context.Context) {
 }
 
 // assemble makes the parts and connects them. Requeues and purges of many end with detached.
-func (a *App) assemble(detached context.Context) (*parts, error) {
+func (a *App) assemble(ctx, detached context.Context) (*parts, error) {
 	p := &parts{}
 	b, err := a.newBroker()
 	if err != nil {
@@ -49,12 +49,17 @@ func (a *App) assemble(detached context.Context) (*parts, error) {
 	if err != nil {
 		return nil, err
 	}
+	retention, err := a.newRetention()
+	if err != nil {
+		return nil, err
+	}
 	p.background = []background{
 		{"the broker", b.Start, b.Stop},
 		{"the dead-letter summary", summary.Start, summary.Stop},
+		{"retention", retention.Start, retention.Stop},
 		{"pruning", a.pruner.Start, a.pruner.Stop},
 	}
-	if p.api, err = a.newAPI(detached, b, summary); err != nil {
+	if p.api, err = a.newAPI(ctx, detached, b, summary); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -104,7 +109,7 @@ func withoutSecrets(destination string) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
-func (a *App) newAPI(detached context.Context, b *broker.Broker, s *dlqsummary.Summary) (*web.Server, error) {
+func (a *App) newAPI(ctx, detached context.Context, b *broker.Broker, s *dlqsummary.Summary) (*web.Server, error) {
 	c := &a.config
 	secret, err := c.gatewaySecret()
 	if err != nil {
@@ -114,7 +119,12 @@ func (a *App) newAPI(detached context.Context, b *broker.Broker, s *dlqsummary.S
 	if minSchedule == 0 {
 		minSchedule = -1 // the API's word for none
 	}
+	tokenKey, err := a.tokenKey(ctx)
+	if err != nil {
+		return nil, err
+	}
 	return web.New(web.Options{
+		EngineTables: a.store, Engines: a.engines.context, TokenKey: tokenKey,
 		Store: a.store, Broadcaster: broadcaster{b}, Kicker: b, DeadCounter: deadCounter{s},
 		Unavailable: unavailable, Stale: func(err error) bool { return errors.Is(err, broker.ErrStale) }, Ready: a.ready, Status: a.status,
 		Metrics: telemetry.MetricsHandler(a.registry, a.log), Registerer: a.registry, Log: a.log,

@@ -116,6 +116,12 @@ func (v *validator) wrong(field, reason string) {
 	v.found = append(v.found, e)
 }
 
+// because adds a reason to what is allowed.
+func (e *SettingError) because(reason error) *SettingError {
+	e.Allowed += " (" + reason.Error() + ")"
+	return e
+}
+
 // settingError is the error of a field of Config; value is, of a secret, why it is refused.
 func settingError(field, value string) *SettingError {
 	f, ok := reflect.TypeFor[Config]().FieldByName(field)
