@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -129,6 +130,9 @@ func (a *App) prepareOnce(ctx context.Context, dsn string) error {
 	if err := a.store.Ping(ctx); err != nil {
 		return err
 	}
+	if err := a.packetFits(ctx); err != nil {
+		return err
+	}
 	if err := a.schema(ctx, dsn); err != nil {
 		return err
 	}
@@ -146,6 +150,34 @@ func (a *App) prepareOnce(ctx context.Context, dsn string) error {
 		a.log.Info("seed file planted", "file", a.config.SeedFile, "created", created)
 	}
 	return err
+}
+
+const (
+	// The broker stores messages together, as long as their bodies have no more than this: or one message alone.
+	bodiesTogether = 4 << 20
+	// Metadata headers and the rest of a statement.
+	besideBodies = 1 << 20
+)
+
+// packetFits checks that the server takes the longest statement that storing messages may need: with every byte of the
+// bodies escaped, which doubles them. Otherwise it would end the connection in the middle of a broadcast.
+func (a *App) packetFits(ctx context.Context) error {
+	var packet int64
+	if err := a.store.DB().QueryRowContext(ctx, `SELECT @@max_allowed_packet`).Scan(&packet); err != nil {
+		return err
+	}
+	needs := func(bodies int64) int64 { return 2*bodies + besideBodies }
+	switch body := a.config.BrokerMaxBodyBytes; {
+	case packet < needs(bodiesTogether):
+		e := settingError("DatabaseDSN", fmt.Sprintf("its server's max_allowed_packet is %d", packet))
+		e.Allowed = fmt.Sprintf("of a server whose max_allowed_packet is %d or more", needs(max(body, bodiesTogether)))
+		return e
+	case packet < needs(body):
+		e := settingError("BrokerMaxBodyBytes", strconv.FormatInt(body, 10))
+		e.Allowed = fmt.Sprintf("at most %d while the database's max_allowed_packet is %d; or that must be %d or more", (packet-besideBodies)/2, packet, needs(body))
+		return e
+	}
+	return nil
 }
 
 // tokensOpen checks that this instance can open every consumer's token: one that cannot had better not start. What

@@ -189,6 +189,50 @@ func TestStartRefused(t *testing.T) {
 	}
 }
 
+// A server that could not take the largest broadcast is refused at the start, and the error says what to change.
+func TestMaxAllowedPacket(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	for packet, cases := range map[string][]struct {
+		body int64
+		env  string // empty: it fits
+		says []string
+	}{
+		"16M": {{15 * mib / 2, "", nil}, {8 * mib, "REDRIVE_BROKER_MAX_BODY_BYTES", []string{`"8388608"`, "at most 7864320", "max_allowed_packet is 16777216", "17825792 or more"}}},
+		"4M":  {{mib, "REDRIVE_DATABASE_DSN", []string{"max_allowed_packet is 4194304", "9437184 or more"}}},
+	} {
+		t.Run(packet, func(t *testing.T) {
+			t.Parallel()
+			dsn := storagetest.DSN(t, storagetest.On(storagetest.Server(t, "--max-allowed-packet="+packet)))
+			for _, c := range cases {
+				cfg := testConfig(dsn)
+				cfg.BrokerMaxBodyBytes = c.body
+				if c.env == "" {
+					i := start(t, cfg)
+					i.stage()
+					i.broadcast("largest", strings.Repeat(`"`, int(c.body))).want(201)
+					continue
+				}
+				i := launch(t, cfg)
+				select {
+				case <-i.done:
+				case <-time.After(patience):
+					t.Fatal("it goes on")
+				}
+				var wrong *app.SettingError
+				if !errors.As(i.err, &wrong) || wrong.Env != c.env {
+					t.Fatalf("it ended with %v", i.err)
+				}
+				for _, want := range c.says {
+					if !strings.Contains(i.err.Error(), want) {
+						t.Errorf("it does not say %s: %v", want, i.err)
+					}
+				}
+			}
+		})
+	}
+}
+
 // Stopping while the database is still waited for is no error.
 func TestStopWhileWaiting(t *testing.T) {
 	t.Parallel()
