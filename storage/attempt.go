@@ -5,7 +5,7 @@ import (
 	"database/sql"
 	"encoding/hex"
 	"encoding/json"
-	"sync/atomic"
+	"slices"
 	"time"
 )
 
@@ -23,55 +23,29 @@ const (
 	maxAnswer = 256
 )
 
-// historyPolicy is channel.history.
-type historyPolicy uint8
+// HistoryPolicy says which attempts of a channel's deliveries the history keeps.
+type HistoryPolicy uint8
 
+// The policies.
 const (
-	historyAll historyPolicy = iota
-	historyFailures
-	historyOff
+	HistoryAll      HistoryPolicy = iota // the default
+	HistoryFailures                      // failed ones alone
+	HistoryOff
 )
 
-func (p historyPolicy) keeps(v Verdict) bool {
-	return v != HandBack && (p == historyAll || p == historyFailures && v != Delivered)
+var historyPolicies = [...]string{HistoryAll: "all", HistoryFailures: "failures", HistoryOff: "off"}
+
+// String is its name: all, failures or off.
+func (p HistoryPolicy) String() string { return historyPolicies[p] }
+
+// ParseHistoryPolicy finds the policy of a name.
+func ParseHistoryPolicy(name string) (HistoryPolicy, bool) {
+	i := slices.Index(historyPolicies[:], name)
+	return HistoryPolicy(max(i, 0)), i >= 0
 }
 
-// policies are what the catalog of one version means for the history of deliveries.
-type policies struct {
-	version uint64
-	of      map[uint32]consumerPolicy // by consumer key
-}
-
-type consumerPolicy struct {
-	consumerID string
-	history    historyPolicy
-}
-
-type atomicPolicies = atomic.Pointer[policies]
-
-func (s *Store) policiesNow(ctx context.Context) (*policies, error) {
-	cat, err := s.LastCatalog(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if p := s.policies.Load(); p != nil && p.version == cat.Version() {
-		return p, nil
-	}
-	p := &policies{version: cat.Version(), of: map[uint32]consumerPolicy{}}
-	type row struct {
-		key uint32
-		consumerPolicy
-	}
-	rows, err := collect(ctx, s.db, func(rows *sql.Rows) (r row, err error) { return r, rows.Scan(&r.key, &r.consumerID, &r.history) },
-		`SELECT k.id, k.consumerId, ch.history FROM consumer k JOIN channel ch ON ch.id = k.channelId`)
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range rows {
-		p.of[r.key] = r.consumerPolicy
-	}
-	s.policies.Store(p)
-	return p, nil
+func (p HistoryPolicy) keeps(v Verdict) bool {
+	return v != HandBack && (p == HistoryAll || p == HistoryFailures && v != Delivered)
 }
 
 // attemptRow is an attempt that the history keeps.
@@ -87,16 +61,20 @@ func (s *Store) attemptsOf(ctx context.Context, outcomes []Outcome) (attemptLog,
 		if o.Attempt == nil {
 			continue
 		}
-		p, err := s.policiesNow(ctx)
+		cat, err := s.LastCatalog(ctx)
 		if err != nil {
 			return nil, err
 		}
 		// A consumer that is not there was deleted: nobody asks for its history.
-		if k, ok := p.of[o.ConsumerKey]; ok && k.history.keeps(o.Verdict) {
+		k, ok := cat.ConsumerByKey(o.ConsumerKey)
+		if !ok {
+			continue
+		}
+		if ch, ok := cat.ChannelByKey(k.ChannelKey); ok && ch.History.keeps(o.Verdict) {
 			if log == nil {
 				log = make(attemptLog, len(outcomes))
 			}
-			log[o.JobID] = attemptRow{k.consumerID, o.Attempt.MessageID}
+			log[o.JobID] = attemptRow{k.ID, o.Attempt.MessageID}
 			if o.Attempt.MessageID == "" {
 				unknown = append(unknown, o.JobID)
 			}

@@ -26,6 +26,7 @@ type Channel struct {
 	Key       uint32 // the database's id, never on the wire
 	ID, Name  string
 	ChangedAt time.Time // as of Producer
+	History   HistoryPolicy
 	token     tokenHash
 }
 
@@ -209,8 +210,8 @@ func (c *Catalog) loadStakeholders(ctx context.Context, q querier) (err error) {
 	}
 	c.channels, err = collect(ctx, q, func(rows *sql.Rows) (*Channel, error) {
 		var ch Channel
-		return &ch, rows.Scan(&ch.Key, &ch.ID, &ch.Name, &ch.token, &ch.ChangedAt)
-	}, `SELECT id, channelId, name, tokenHash, changedAt FROM channel ORDER BY id`)
+		return &ch, rows.Scan(&ch.Key, &ch.ID, &ch.Name, &ch.token, &ch.ChangedAt, &ch.History)
+	}, `SELECT id, channelId, name, tokenHash, changedAt, history FROM channel ORDER BY id`)
 	for _, ch := range c.channels {
 		c.channelByID[ch.ID], c.channelByKey[ch.Key] = ch, ch
 	}

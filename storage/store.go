@@ -47,8 +47,7 @@ type Store struct {
 	catalogMu sync.Mutex // one reload at a time
 	catalog   atomicCatalog
 
-	tables   engineTables
-	policies atomicPolicies
+	tables engineTables
 }
 
 // Open prepares the pool. It does not connect: a database that is down shows in the first call, and Ping tells.

@@ -47,6 +47,27 @@ func TestProducersAndChannelsAreCreatedAndUpdatedConditionally(t *testing.T) {
 	}
 }
 
+func TestChannelHistory(t *testing.T) {
+	t.Parallel()
+	a := newBareAPI(t)
+	made := a.put("/channel/x", "")
+	if _, there := made.json()["History"]; there {
+		t.Errorf("a client that knows nothing of it is shown %s", made.body)
+	}
+	at := "If-Unmodified-Since: " + made.Header.Get("Last-Modified")
+	a.call("PUT", "/channel/x", form("history", "some"), asAdmin, asForm, at).want(400)
+	changed := a.put("/channel/x", form("history", "failures"), at)
+	for _, got := range []any{changed.json()["History"], a.get("/channel/x").json()["History"]} {
+		if got != "failures" {
+			t.Errorf("history is %v", got)
+		}
+	}
+	kept := a.put("/channel/x", "", "If-Unmodified-Since: "+changed.Header.Get("Last-Modified"))
+	if kept.json()["History"] != "failures" {
+		t.Errorf("left out, it becomes %s", kept.body)
+	}
+}
+
 func TestConsumerForms(t *testing.T) {
 	t.Parallel()
 	a := newAPI(t)
