@@ -161,7 +161,7 @@ func TestIDsInPaths(t *testing.T) {
 		a.get("/channel/c/consumer/" + id).want(404)
 		a.get("/channel/c/consumer/" + id + "/dlq").want(404)
 		a.get("/channel/c/consumer/"+id+"/queued-jobs", as("pull")...).want(401)
-		a.get("/channel/c/consumer/"+id+"/queued-jobs").want(403)
+		a.get("/channel/c/consumer/" + id + "/queued-jobs").want(403)
 		a.get("/channel/c/consumer/pull/job/"+id, as("pull")...).want(404)
 	}
 }

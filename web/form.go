@@ -82,10 +82,10 @@ func stakeholderForm(r *http.Request, id string, form url.Values) (storage.PutSt
 	if p.Token == "" {
 		p.Token = storage.NewToken()
 	}
-	if err := checkText("name", p.Name); err != nil {
+	if err := CheckText("name", p.Name); err != nil {
 		return p, err
 	}
-	if err := checkText("token", p.Token); err != nil {
+	if err := CheckText("token", p.Token); err != nil {
 		return p, err
 	}
 	p.IfUnmodifiedSince = unmodifiedSince(r)

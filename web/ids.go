@@ -13,8 +13,9 @@ import (
 // maxID bounds the ids that clients choose, and names and tokens, in bytes.
 const maxID = 255
 
-// checkText says what is wrong with an id, a name or a token, or nothing. what names it in the answer.
-func checkText(what, text string) error {
+// CheckText says what is wrong with an id, a name or a token (1 to 255 bytes of UTF-8 without control characters and
+// without white space at either end), or nothing. what names it in the error.
+func CheckText(what, text string) error {
 	switch {
 	case text == "":
 		return badRequest(what + " is empty")
@@ -37,7 +38,7 @@ func pathID(r *http.Request, name string) (string, error) {
 	if err != nil {
 		err = badRequest(name + " is not percent-encoded correctly")
 	} else {
-		err = checkText(name, id)
+		err = CheckText(name, id)
 	}
 	if err != nil && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
 		return "", nil

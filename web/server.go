@@ -45,7 +45,8 @@ type Kicker interface {
 	Kick(consumerKey uint32)
 }
 
-// DeadCounter tells how many jobs are dead. exact is false where the numbers may lag behind the jobs.
+// DeadCounter tells how many jobs are dead. exact is false where an audit by this instance found one to
+// be off.
 type DeadCounter interface {
 	Counts(ctx context.Context) (counts storage.DeadCounts, exact bool, err error)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/redrive-mq/redrive/archive"
 	"github.com/redrive-mq/redrive/storage"
 	"github.com/redrive-mq/redrive/storage/privatedb"
 	"github.com/redrive-mq/redrive/telemetry"
@@ -36,12 +37,15 @@ type App struct {
 	seed     *Seed // nil: none
 	progress *progress
 	gate     *gate
+	instance storage.ID
 
 	listening chan struct{} // closed when listener is set
 	listener  net.Listener
+	served    chan struct{} // closed when the listener takes no more connections
 
 	private *privatedb.Server // nil: the database is somebody else's
 	store   *storage.Store
+	pruner  *archive.Archive // of the parts; made early
 	parts   *parts
 
 	watchers sync.WaitGroup // the goroutines of Run
@@ -53,7 +57,7 @@ func New(o Options) (*App, error) {
 	if err := o.Config.Check(); err != nil {
 		return nil, err
 	}
-	a := &App{config: o.Config, log: o.Log, registry: o.Registry, progress: newProgress(), listening: make(chan struct{})}
+	a := &App{config: o.Config, log: o.Log, registry: o.Registry, progress: newProgress(), instance: storage.NewID(), listening: make(chan struct{}), served: make(chan struct{})}
 	if a.log == nil {
 		a.log = slog.Default()
 	}
@@ -64,7 +68,7 @@ func New(o Options) (*App, error) {
 		}
 	}
 	if a.config.SeedFile != "" {
-		if a.seed, err = readSeed(a.config.SeedFile); err != nil {
+		if a.seed, err = readSeed(a.config.SeedFile, a.config.BrokerAllowPrivateDestinations); err != nil {
 			return nil, err
 		}
 	}
@@ -95,9 +99,9 @@ func (a *App) URL() string {
 // started. A ctx that ends is no error. A database that is away at the start is waited for; a schema that is behind
 // (unless AutoMigrate), a taken port, and a private database that cannot be kept alive are errors.
 //
-// Stopping: from the end of ctx on /readyz answers 503 and broadcasts are refused with 503; attempts under way may
-// end, and what is in flight then is handed back; requests under way may end; all of that takes 15 s at most. The
-// private database comes last, with 10 s of its own.
+// Stopping: from the end of ctx on no more connections are taken, and on those that are open /readyz answers 503 and
+// broadcasts are refused with 503; attempts under way may end, and what is in flight then is handed back; requests under
+// way may end; the private database comes last. All of that takes 15 s at most.
 func (a *App) Run(parent context.Context) error {
 	ctx, fail := context.WithCancelCause(parent)
 	defer fail(nil)
@@ -142,6 +146,9 @@ func (a *App) start(ctx, detached context.Context, fail context.CancelCauseFunc)
 	}); err != nil {
 		return err
 	}
+	if a.pruner, err = a.newArchive(); err != nil { // before the wait for the database, which may be long
+		return err
+	}
 	if err := a.prepare(ctx, dsn); err != nil {
 		return err
 	}
@@ -151,6 +158,6 @@ func (a *App) start(ctx, detached context.Context, fail context.CancelCauseFunc)
 	a.parts.start(context.WithoutCancel(ctx)) // they end by stop, in order
 	a.gate.open(a.parts.api)
 	a.progress.ready()
-	a.log.Info("ready", "url", a.URL(), "instance", a.parts.instance.String())
+	a.log.Info("ready", "url", a.URL(), "instance", a.instance.String())
 	return nil
 }

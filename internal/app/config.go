@@ -38,7 +38,7 @@ type Config struct {
 
 	AdminAuth   string            `group:"Access" default:"${admin_auth}" allowed:"token or open" help:"Who may change producers, channels and consumers. token: holders of an admin token; open: anybody."`
 	AdminToken  string            `group:"Access" secret:"" placeholder:"TOKEN" allowed:"at least 8 printable characters without spaces" help:"A bearer token with the role admin."`
-	AdminTokens map[string]string `group:"Access" secret:"" placeholder:"NAME=TOKEN;..." allowed:"names with tokens of at least 8 printable characters without spaces" help:"More of them, by name: who holds one can be told apart."`
+	AdminTokens map[string]string `group:"Access" secret:"" placeholder:"NAME=TOKEN;..." allowed:"names with tokens of at least 8 printable characters without spaces" help:"More of them, by name: the log says who changed what. One with a semicolon in it can only stand in the file."`
 
 	BrokerMaxRetry                 int             `group:"Deliveries" default:"${max_retry}" allowed:"a whole number from 0 to 1000" help:"Retries after the first attempt; then a job is dead."`
 	BrokerRetryBackoff             []time.Duration `group:"Deliveries" default:"${retry_backoff}" placeholder:"DURATION,..." allowed:"durations from 0s to 168h, as 5s,30s" help:"Waits before the retries. After the last of the list it doubles or grows by 60s, whichever is less."`

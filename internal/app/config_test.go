@@ -166,14 +166,20 @@ func TestSeedFileRefused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for name, c := range map[string]struct{ text, says string }{
-		"typo":         {"chanels: []", "chanels"},
-		"no-id":        {"channels: [{name: x}]", "channel 1: it has no id"},
-		"control":      {`producers: [{id: "a\u0007"}]`, "producer 1"},
-		"no-channel":   {"consumers: [{id: k, callbackUrl: 'http://k.example/'}]", "consumer 1: it has no channel"},
-		"type":         {"consumers: [{id: k, channel: c, type: poll, callbackUrl: 'http://k.example/'}]", "push or pull"},
-		"callback":     {"consumers: [{id: k, channel: c, callbackUrl: '/k'}]", "callbackUrl"},
-		"not-yaml":     {"a: [", "yaml"},
-		"missing-file": {"", "no such file"},
+		"typo":             {"chanels: []", "chanels"},
+		"no-id":            {"channels: [{name: x}]", "channel 1: it has no id"},
+		"control":          {`producers: [{id: "a\u0007"}]`, "producer 1"},
+		"no-channel":       {"consumers: [{id: k, callbackUrl: 'http://k.example/'}]", "consumer 1: it has no channel"},
+		"type":             {"consumers: [{id: k, channel: c, type: poll, callbackUrl: 'http://k.example/'}]", "push or pull"},
+		"callback":         {"consumers: [{id: k, channel: c, callbackUrl: '/k'}]", "callbackUrl"},
+		"callback-long":    {"consumers: [{id: k, channel: c, callbackUrl: 'http://k.example/" + strings.Repeat("x", 2048) + "'}]", "2048 bytes"},
+		"callback-port":    {"consumers: [{id: k, channel: c, callbackUrl: 'http://k.example:0/'}]", "port"},
+		"callback-private": {"consumers: [{id: k, channel: c, callbackUrl: 'http://127.0.0.1/'}]", "loopback"},
+		"space":            {"channels: [{id: ' c'}]", "channel 1: id begins or ends with white space"},
+		"space-in-name":    {"producers: [{id: p, name: 'P '}]", "producer 1: name begins or ends with white space"},
+		"long-token":       {"producers: [{id: p, token: " + strings.Repeat("x", 256) + "}]", "token is longer than 255 bytes"},
+		"not-yaml":         {"a: [", "yaml"},
+		"missing-file":     {"", "no such file"},
 	} {
 		cfg := testConfig("root@tcp(localhost)/redrive")
 		cfg.SeedFile = filepath.Join(dir, name)
@@ -182,7 +188,10 @@ func TestSeedFileRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := app.New(app.Options{Config: cfg}); err == nil || !strings.Contains(err.Error(), c.says) {
+		cfg.BrokerAllowPrivateDestinations = false
+		_, err := app.New(app.Options{Config: cfg})
+		var wrong *app.SettingError
+		if !errors.As(err, &wrong) || wrong.Env != "REDRIVE_SEED_FILE" || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

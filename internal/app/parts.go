@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
+	"strings"
 	"time"
 
 	"github.com/redrive-mq/redrive/archive"
@@ -19,9 +21,7 @@ const pingWithin = 3 * time.Second
 
 // parts is what works behind the gate.
 type parts struct {
-	instance   storage.ID
-	broker     *broker.Broker
-	background []background // in the order of their start
+	background []background // in the order of their start; the broker is the first
 	api        http.Handler
 }
 
@@ -33,7 +33,6 @@ type background struct {
 }
 
 func (p *parts) start(ctx context.Context) {
-	p.broker.Start(ctx)
 	for _, b := range p.background {
 		b.start(ctx)
 	}
@@ -41,33 +40,30 @@ func (p *parts) start(ctx context.Context) {
 
 // assemble makes the parts and connects them. Requeues and purges of many end with detached.
 func (a *App) assemble(detached context.Context) (*parts, error) {
-	p := &parts{instance: storage.NewID()}
-	var err error
-	if p.broker, err = a.newBroker(p.instance); err != nil {
-		return nil, err
-	}
-	summary, err := a.newSummary(p.instance)
+	p := &parts{}
+	b, err := a.newBroker()
 	if err != nil {
 		return nil, err
 	}
-	pruner, err := a.newArchive(p.instance)
+	summary, err := a.newSummary()
 	if err != nil {
 		return nil, err
 	}
 	p.background = []background{
+		{"the broker", b.Start, b.Stop},
 		{"the dead-letter summary", summary.Start, summary.Stop},
-		{"pruning", pruner.Start, pruner.Stop},
+		{"pruning", a.pruner.Start, a.pruner.Stop},
 	}
-	if p.api, err = a.newAPI(detached, p.broker, summary); err != nil {
+	if p.api, err = a.newAPI(detached, b, summary); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-func (a *App) newBroker(instance storage.ID) (*broker.Broker, error) {
+func (a *App) newBroker() (*broker.Broker, error) {
 	c := &a.config
 	return broker.New(broker.Options{
-		Store: a.store, Registerer: a.registry, Log: a.log, InstanceID: instance,
+		Store: a.store, Registerer: a.registry, Log: a.log, InstanceID: a.instance,
 		MaxRetry: c.BrokerMaxRetry, Backoff: c.BrokerRetryBackoff,
 		DeliveryTimeout: c.BrokerDeliveryTimeout, RationalDelay: c.BrokerRationalDelay,
 		SchedulerInterval: c.SchedulerInterval, Concurrency: c.BrokerConcurrency,
@@ -75,18 +71,37 @@ func (a *App) newBroker(instance storage.ID) (*broker.Broker, error) {
 	})
 }
 
-func (a *App) newSummary(instance storage.ID) (*dlqsummary.Summary, error) {
+func (a *App) newSummary() (*dlqsummary.Summary, error) {
 	return dlqsummary.New(dlqsummary.Options{
-		Store: a.store, Interval: a.config.DLQSummaryInterval, Owner: instance.String(), Registerer: a.registry, Log: a.log,
+		Store: a.store, Interval: a.config.DLQSummaryInterval, Owner: a.instance.String(), Registerer: a.registry, Log: a.log,
 	})
 }
 
-func (a *App) newArchive(instance storage.ID) (*archive.Archive, error) {
+func (a *App) newArchive() (*archive.Archive, error) {
 	c := &a.config
-	return archive.New(archive.Options{
+	pruner, err := archive.New(archive.Options{
 		Store: a.store, RetentionDays: c.PruneRetentionDays, Destination: c.exportPath(), Node: c.PruneNodeName,
-		Interval: c.PruneInterval, Owner: instance.String(), Registerer: a.registry, Log: a.log,
+		Interval: c.PruneInterval, Owner: a.instance.String(), Registerer: a.registry, Log: a.log,
 	})
+	if err != nil {
+		e := settingError("PruneExportPath", withoutSecrets(c.exportPath()))
+		e.Allowed += " (" + err.Error() + ")"
+		return nil, e
+	}
+	return pruner, nil
+}
+
+// withoutSecrets leaves of a URL what holds no credentials; a folder is shown as it is.
+func withoutSecrets(destination string) string {
+	scheme, _, isURL := strings.Cut(destination, "://")
+	if !isURL {
+		return destination
+	}
+	u, err := url.Parse(destination)
+	if err != nil {
+		return scheme + "://..."
+	}
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
 func (a *App) newAPI(detached context.Context, b *broker.Broker, s *dlqsummary.Summary) (*web.Server, error) {

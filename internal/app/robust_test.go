@@ -46,6 +46,10 @@ func TestDrain(t *testing.T) {
 		t.Error("no Retry-After")
 	}
 	i.do("GET", "/livez", "").want(200)
+	if conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(i.base, "http://")); err == nil {
+		_ = conn.Close()
+		t.Error("it takes connections while it drains")
+	}
 	close(release)
 	i.stop(t)
 	if i.err != nil {
@@ -147,6 +151,86 @@ func TestDatabaseDownAtStart(t *testing.T) {
 	}
 	i.awaitReady(t)
 	i.do("GET", "/readyz", "").want(200)
+}
+
+// What waiting for the database does not mend ends the start, and the error names the setting.
+func TestStartRefused(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("consumers: [{id: k, channel: nowhere, callbackUrl: 'http://k.example/'}]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const away = "user:password@tcp(127.0.0.1:1)/redrive"
+	for name, c := range map[string]struct {
+		change    func(*app.Config)
+		env, says string
+	}{
+		"archive in a file":  {func(c *app.Config) { c.DatabaseDSN, c.PruneExportPath = away, filepath.Join(file, "archive") }, "REDRIVE_PRUNE_EXPORT_PATH", "not a directory"},
+		"archive by FTP":     {func(c *app.Config) { c.DatabaseDSN, c.PruneExportPath = away, "ftp://joe:hidden@host/x?key=hidden" }, "REDRIVE_PRUNE_EXPORT_PATH", "ftp"},
+		"seed of no channel": {func(c *app.Config) { c.DatabaseDSN, c.SeedFile = storagetest.DSN(t), file }, "REDRIVE_SEED_FILE", `there is no channel "nowhere"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := testConfig("")
+			cfg.PruneRetentionDays, cfg.PruneExportPath = 1, dir
+			c.change(&cfg)
+			i := launch(t, cfg)
+			select {
+			case <-i.done:
+			case <-time.After(patience):
+				t.Fatal("it goes on")
+			}
+			var wrong *app.SettingError
+			if !errors.As(i.err, &wrong) || wrong.Env != c.env || !strings.Contains(i.err.Error(), c.says) || strings.Contains(i.err.Error(), "hidden") {
+				t.Errorf("it ended with %v", i.err)
+			}
+		})
+	}
+}
+
+// A server that could not take the largest broadcast is refused at the start, and the error says what to change.
+func TestMaxAllowedPacket(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	for packet, cases := range map[string][]struct {
+		body int64
+		env  string // empty: it fits
+		says []string
+	}{
+		"16M": {{15 * mib / 2, "", nil}, {8 * mib, "REDRIVE_BROKER_MAX_BODY_BYTES", []string{`"8388608"`, "at most 7864320", "max_allowed_packet is 16777216", "17825792 or more"}}},
+		"4M":  {{mib, "REDRIVE_DATABASE_DSN", []string{"max_allowed_packet is 4194304", "9437184 or more"}}},
+	} {
+		t.Run(packet, func(t *testing.T) {
+			t.Parallel()
+			dsn := storagetest.DSN(t, storagetest.On(storagetest.Server(t, "--max-allowed-packet="+packet)))
+			for _, c := range cases {
+				cfg := testConfig(dsn)
+				cfg.BrokerMaxBodyBytes = c.body
+				if c.env == "" {
+					i := start(t, cfg)
+					i.stage()
+					i.broadcast("largest", strings.Repeat(`"`, int(c.body))).want(201)
+					continue
+				}
+				i := launch(t, cfg)
+				select {
+				case <-i.done:
+				case <-time.After(patience):
+					t.Fatal("it goes on")
+				}
+				var wrong *app.SettingError
+				if !errors.As(i.err, &wrong) || wrong.Env != c.env {
+					t.Fatalf("it ended with %v", i.err)
+				}
+				for _, want := range c.says {
+					if !strings.Contains(i.err.Error(), want) {
+						t.Errorf("it does not say %s: %v", want, i.err)
+					}
+				}
+			}
+		})
+	}
 }
 
 // Stopping while the database is still waited for is no error.

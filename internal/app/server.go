@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"time"
 )
@@ -20,7 +21,8 @@ const (
 func (a *App) serve(fail context.CancelCauseFunc) *http.Server {
 	server := newServer(a.gate, writeWithin, a.log)
 	a.watchers.Go(func() {
-		if err := server.Serve(a.listener); !errors.Is(err, http.ErrServerClosed) {
+		defer close(a.served)
+		if err := server.Serve(a.listener); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			fail(fmt.Errorf("serving HTTP: %w", err))
 		}
 	})
