@@ -185,7 +185,9 @@ func (s *Store) kindsOf(ctx context.Context, f HistoryFilter, after *TableCursor
 	} else {
 		all = append(all, f.Operation)
 	}
-	return collect(ctx, s.db, func(rows *sql.Rows) (k historyKind, err error) { return k, rows.Scan(&k.engine, &k.status, &k.operation) },
+	return collect(ctx, s.db, func(rows *sql.Rows) (k historyKind, err error) {
+		return k, rows.Scan(&k.engine, &k.status, &k.operation)
+	},
 		`WITH RECURSIVE e (engine) AS (`+engines+`), st (st) AS (`+statuses+`), o (engine, st, op) AS (`+operations+`)
 		 SELECT engine, st, op FROM o WHERE engine IS NOT NULL AND op IS NOT NULL`, all...)
 }

@@ -80,4 +80,6 @@ func (s *Store) insertHistory(ctx context.Context, q querier, entries []HistoryE
 		placeholders(`(?,?,?,?,?,?,?,?,?,?,?)`, len(entries))+keepFirst, args...)
 }
 
-func nullJSON(m json.RawMessage) sql.NullString { return sql.NullString{String: string(m), Valid: m != nil} }
+func nullJSON(m json.RawMessage) sql.NullString {
+	return sql.NullString{String: string(m), Valid: m != nil}
+}
