@@ -2,6 +2,7 @@ package web_test
 
 import (
 	"fmt"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -298,11 +299,11 @@ func TestOneOfManyWins(t *testing.T) {
 	dead, _ := a.get("/api/dlq?engine=delivery", asAdmin).rowKeys()
 	a.post("/api/dlq", aLetter("rowKey", "queued", "originalQueue", "c")).want(201)
 	a.post("/api/dlq", aLetter("rowKey", "open")).want(201)
-	retried := func(got answer) bool { return got.StatusCode == 200 && strings.Contains(got.body, `"retried":true`) }
+	retried := func(got answer) bool { return got.StatusCode == http.StatusOK && strings.Contains(got.body, `"retried":true`) }
 	for name, try := range map[string]func() bool{
-		"add a dead letter": func() bool { return a.post("/api/dlq", aLetter()).StatusCode == 201 },
-		"add an entry":      func() bool { return a.post("/api/history", anEntry()).StatusCode == 201 },
-		"resolve":           func() bool { return a.patch("/api/dlq/hmac/open", `{"status":"Resolved"}`).StatusCode == 200 },
+		"add a dead letter": func() bool { return a.post("/api/dlq", aLetter()).StatusCode == http.StatusCreated },
+		"add an entry":      func() bool { return a.post("/api/history", anEntry()).StatusCode == http.StatusCreated },
+		"resolve":           func() bool { return a.patch("/api/dlq/hmac/open", `{"status":"Resolved"}`).StatusCode == http.StatusOK },
 		"retry a delivery":  func() bool { return retried(a.post("/api/dlq/delivery/"+dead[0]+"/retry", "")) },
 		"retry a message":   func() bool { return retried(a.post("/api/dlq/hmac/queued/retry", "")) },
 	} {
