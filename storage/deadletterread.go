@@ -148,8 +148,9 @@ func latestFirst(column, engine string, from, to *time.Time, after *TableCursor)
 	return where, args
 }
 
-// enginesOf lists the engines that have dead letters, of an instance where one is given, with a probe each: it skips
-// from one to the next in the index. An engine that is given is all there is to look at.
+// enginesOf lists the engines that have dead letters, of an instance where one is given. It skips from one to the next in
+// the index, a statement each: servers read the whole index where a skip begins at what another part of it found. An
+// engine that is given is all there is to look at.
 func (s *Store) enginesOf(ctx context.Context, engine, instance string) ([]string, error) {
 	if engine != "" {
 		return []string{engine}, nil
@@ -157,18 +158,21 @@ func (s *Store) enginesOf(ctx context.Context, engine, instance string) ([]strin
 	index, where := `PRIMARY`, ``
 	var args []any
 	if instance != "" {
-		index, where = `instance`, `d.InstanceId = ? AND `
-		args = []any{instance, instance}
+		index, where, args = `instance`, `InstanceId = ? AND `, []any{instance}
 	}
-	next := `(SELECT d.PartitionKey FROM ` + s.tables.dlq + ` d FORCE INDEX (` + index + `) WHERE ` + where
-	order := ` ORDER BY d.PartitionKey LIMIT 1)`
-	if instance != "" {
-		order = ` ORDER BY d.InstanceId, d.PartitionKey LIMIT 1)` // the whole key, or MySQL sorts
+	return s.skipEngines(ctx, `SELECT PartitionKey FROM `+s.tables.dlq+` FORCE INDEX (`+index+`) WHERE `+where, args)
+}
+
+// skipEngines runs a query for the next engine until there is none.
+func (s *Store) skipEngines(ctx context.Context, query string, args []any) (engines []string, err error) {
+	for last := ""; ; {
+		next, err := collect(ctx, s.db, scanString, query+`PartitionKey > ? ORDER BY PartitionKey LIMIT 1`, append(slices.Clone(args), last)...)
+		if err != nil || len(next) == 0 {
+			return engines, err
+		}
+		last = next[0]
+		engines = append(engines, last)
 	}
-	return collect(ctx, s.db, scanString, `WITH RECURSIVE e (engine) AS (
-			SELECT `+next+`d.PartitionKey > ''`+order+`
-			UNION ALL SELECT `+next+`d.PartitionKey > e.engine`+order+` FROM e WHERE e.engine IS NOT NULL)
-		SELECT engine FROM e WHERE engine IS NOT NULL`, args...)
 }
 
 func scanString(rows *sql.Rows) (v string, err error) { return v, rows.Scan(&v) }

@@ -68,7 +68,7 @@ func (s *Store) historyOfCorrelation(ctx context.Context, f HistoryFilter, after
 		args = append(args, at, at, after.RowKey, after.RowKey, after.Engine)
 	}
 	return collect(ctx, s.db, scanEntries, `SELECT `+entryColumns+` FROM `+s.tables.history+` h FORCE INDEX (correlation) WHERE `+where+`
-		ORDER BY h.CorrelationId DESC, h.CreatedAtUtc DESC, h.RowKey DESC, h.PartitionKey DESC LIMIT ?`, append(args, limit+1)...)
+		ORDER BY h.CreatedAtUtc DESC, h.RowKey DESC, h.PartitionKey DESC LIMIT ?`, append(args, limit+1)...)
 }
 
 // latestHistory reads limit+1 entries, from the latest stretch of time that has so many.
@@ -108,14 +108,13 @@ func (s *Store) historyWithin(ctx context.Context, f HistoryFilter, after *Table
 	var args []any
 	for _, k := range kinds {
 		index, where := `PRIMARY`, ``
-		order := `PartitionKey DESC, Status DESC, Operation DESC, CreatedAtUtc DESC, RowKey DESC` // the whole key, or MySQL sorts
 		if f.InstanceID != "" {
-			index, where, order = `instance`, `InstanceId = ? AND `, `InstanceId DESC, `+order
+			index, where = `instance`, `InstanceId = ? AND `
 			args = append(args, f.InstanceID)
 		}
 		bounds, boundArgs := latestFirst("CreatedAtUtc", k.engine, f.From, f.To, after)
 		probes = append(probes, `(SELECT `+entryKey+` FROM `+s.tables.history+` FORCE INDEX (`+index+`)
-			WHERE `+where+`PartitionKey = ? AND Status = ? AND Operation = ?`+bounds+` ORDER BY `+order+` LIMIT ?)`)
+			WHERE `+where+`PartitionKey = ? AND Status = ? AND Operation = ?`+bounds+` ORDER BY CreatedAtUtc DESC, RowKey DESC LIMIT ?)`)
 		args = append(append(append(args, k.engine, k.status, k.operation), boundArgs...), limit+1)
 	}
 	rows, err := collect(ctx, s.db, scanEntries, `SELECT STRAIGHT_JOIN `+entryColumns+` FROM (SELECT * FROM (`+strings.Join(probes, ` UNION ALL `)+`) probes
@@ -131,69 +130,61 @@ func (s *Store) historyWithin(ctx context.Context, f HistoryFilter, after *Table
 // historyKind is a stretch of the primary key in which entries are in the order of time.
 type historyKind struct{ engine, status, operation string }
 
-// kindsOf lists the kinds that a filter selects from, skipping from one to the next in the index. It looks at whole days,
-// so that a skip never reads through entries of the right kind and the wrong time.
-func (s *Store) kindsOf(ctx context.Context, f HistoryFilter, after *TableCursor) ([]historyKind, error) {
-	index, within, first := `PRIMARY`, ``, ``
+// kindsOf lists the kinds that a filter selects from, skipping from one to the next in the index as enginesOf does: first
+// over the engines, then over the operations of all engines and statuses at a time. It looks at whole days, so that a
+// skip never reads through entries of the right kind and the wrong time.
+func (s *Store) kindsOf(ctx context.Context, f HistoryFilter, after *TableCursor) (kinds []historyKind, err error) {
+	index, where := `PRIMARY`, ``
 	var args []any
 	if f.InstanceID != "" {
-		index, within, first = `instance`, `x.InstanceId = ? AND `, `x.InstanceId, `
-		args = append(args, f.InstanceID)
+		index, where, args = `instance`, `InstanceId = ? AND `, append(args, f.InstanceID)
 	}
-	days := ``
 	if f.From != nil {
-		days, args = days+`x.CreatedAtUtc >= ? AND `, append(args, f.From.UTC().Truncate(day))
+		where, args = where+`CreatedAtUtc >= ? AND `, append(args, f.From.UTC().Truncate(day))
 	}
 	to := f.To
 	if after != nil && (to == nil || after.At.Before(*to)) {
 		to = &after.At
 	}
 	if to != nil {
-		days, args = days+`x.CreatedAtUtc < ? AND `, append(args, to.UTC().Truncate(day).Add(day))
+		where, args = where+`CreatedAtUtc < ? AND `, append(args, to.UTC().Truncate(day).Add(day))
 	}
-	probe := func(column, cond, order string) string {
-		return `(SELECT x.` + column + ` FROM ` + s.tables.history + ` x FORCE INDEX (` + index + `) WHERE ` + within + days + cond + ` ORDER BY ` + first + order + ` LIMIT 1)`
-	}
-	var all []any
-	with := func(extra ...any) { all = append(append(all, args...), extra...) }
-
-	const byEngine, byOperation = `x.PartitionKey`, `x.PartitionKey, x.Status, x.Operation`
-	engines := `SELECT ` + asciiSQL("?")
+	from := ` FROM ` + s.tables.history + ` FORCE INDEX (` + index + `) WHERE ` + where
+	engines := []string{f.Engine}
 	if f.Engine == "" {
-		engines = `SELECT ` + probe("PartitionKey", `x.PartitionKey > ''`, byEngine) + `
-			UNION ALL SELECT ` + probe("PartitionKey", `x.PartitionKey > e.engine`, byEngine) + ` FROM e WHERE e.engine IS NOT NULL`
-		with()
-		with()
-	} else {
-		all = append(all, f.Engine)
+		if engines, err = s.skipEngines(ctx, `SELECT PartitionKey`+from, args); err != nil {
+			return nil, err
+		}
 	}
-	statuses := `SELECT ` + asciiSQL("'Succeeded'") + ` AS st UNION ALL SELECT ` + asciiSQL("'Failed'")
-	if f.Status != "" {
-		statuses = `SELECT ` + asciiSQL("?") + ` AS st`
+	statuses := []string{string(f.Status)}
+	if f.Status == "" {
+		statuses = []string{string(HistorySucceeded), string(HistoryFailed)}
 	}
-	operations := `SELECT e.engine, st.st, ` + asciiSQL("?") + ` FROM e JOIN st`
-	if f.Operation == "" {
-		operations = `SELECT e.engine, st.st, ` + probe("Operation", `x.PartitionKey = e.engine AND x.Status = st.st`, byOperation) + ` FROM e JOIN st
-			UNION ALL SELECT o.engine, o.st, ` + probe("Operation", `x.PartitionKey = o.engine AND x.Status = o.st AND x.Operation > o.op`, byOperation) + ` FROM o WHERE o.op IS NOT NULL`
+	var open []historyKind // their next operation is to be found
+	for _, engine := range engines {
+		for _, status := range statuses {
+			open = append(open, historyKind{engine, status, f.Operation})
+		}
 	}
-	if f.Status != "" {
-		all = append(all, f.Status)
+	if f.Operation != "" {
+		return open, nil
 	}
-	if f.Operation == "" {
-		with()
-		with()
-	} else {
-		all = append(all, f.Operation)
+	for len(open) > 0 {
+		var probes []string
+		var all []any
+		for _, k := range open {
+			probes = append(probes, `(SELECT PartitionKey, Status, Operation`+from+`PartitionKey = ? AND Status = ? AND Operation > ? ORDER BY Operation LIMIT 1)`)
+			all = append(append(all, args...), k.engine, k.status, k.operation)
+		}
+		open, err = collect(ctx, s.db, func(rows *sql.Rows) (k historyKind, err error) { return k, rows.Scan(&k.engine, &k.status, &k.operation) },
+			strings.Join(probes, ` UNION ALL `), all...)
+		if err != nil {
+			return nil, err
+		}
+		kinds = append(kinds, open...)
 	}
-	return collect(ctx, s.db, func(rows *sql.Rows) (k historyKind, err error) {
-		return k, rows.Scan(&k.engine, &k.status, &k.operation)
-	},
-		`WITH RECURSIVE e (engine) AS (`+engines+`), st (st) AS (`+statuses+`), o (engine, st, op) AS (`+operations+`)
-		 SELECT engine, st, op FROM o WHERE engine IS NOT NULL AND op IS NOT NULL`, all...)
+	return kinds, nil
 }
-
-// asciiSQL gives a text the character set and order of the key columns, so that comparing them uses the key.
-func asciiSQL(expr string) string { return `CONVERT(` + expr + ` USING ascii) COLLATE ascii_bin` }
 
 var timeInRowKey = regexp.MustCompile(`-(\d{8}T\d{6}\.\d{6}Z)(?:-[^-]*)?$`)
 

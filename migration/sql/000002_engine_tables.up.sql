@@ -48,7 +48,7 @@ CREATE TABLE engineHistory (
     CorrelationId VARCHAR(255) NOT NULL,
     PRIMARY KEY (PartitionKey, Status, Operation, CreatedAtUtc, RowKey),
     KEY instance (InstanceId, PartitionKey, Status, Operation, CreatedAtUtc, RowKey),
-    KEY correlation (CorrelationId, CreatedAtUtc, RowKey)
+    KEY correlation (CorrelationId, CreatedAtUtc, RowKey, PartitionKey)
 ) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin
   PARTITION BY RANGE COLUMNS (CreatedAtUtc) (PARTITION pmax VALUES LESS THAN (MAXVALUE));
 
