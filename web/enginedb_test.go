@@ -299,7 +299,9 @@ func TestOneOfManyWins(t *testing.T) {
 	dead, _ := a.get("/api/dlq?engine=delivery", asAdmin).rowKeys()
 	a.post("/api/dlq", aLetter("rowKey", "queued", "originalQueue", "c")).want(201)
 	a.post("/api/dlq", aLetter("rowKey", "open")).want(201)
-	retried := func(got answer) bool { return got.StatusCode == http.StatusOK && strings.Contains(got.body, `"retried":true`) }
+	retried := func(got answer) bool {
+		return got.StatusCode == http.StatusOK && strings.Contains(got.body, `"retried":true`)
+	}
 	for name, try := range map[string]func() bool{
 		"add a dead letter": func() bool { return a.post("/api/dlq", aLetter()).StatusCode == http.StatusCreated },
 		"add an entry":      func() bool { return a.post("/api/history", anEntry()).StatusCode == http.StatusCreated },
