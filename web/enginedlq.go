@@ -158,7 +158,7 @@ func (s *Server) retryDeadLetter(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return deadLetterError(err)
 		}
-		return fail(http.StatusConflict, "its queue "+quoted(d.OriginalQueue)+" is no channel here with a consumer for it; nothing was changed")
+		return fail(http.StatusConflict, "its queue "+quoted(d.OriginalQueue)+" is no channel of this broker; nothing was changed")
 	}
 	if errors.Is(err, storage.ErrBadResolution) {
 		return fail(http.StatusConflict, "its job is gone, or neither dead nor shelved because of it any more; nothing was changed")

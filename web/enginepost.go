@@ -214,6 +214,9 @@ func (s *Server) postHistoryEntry(w http.ResponseWriter, r *http.Request) error 
 		return err
 	}
 	n, err := s.o.EngineTables.AddHistory(r.Context(), []storage.HistoryEntry{e})
+	if errors.Is(err, storage.ErrRowKey) { // a correlation id that itself ends in a time
+		return badRequest("rowKey cannot be told from one of another time; leave it out, or give it one more -... at its end")
+	}
 	if err != nil {
 		return err
 	}
