@@ -176,7 +176,9 @@ func (s *Store) kindsOf(ctx context.Context, f HistoryFilter, after *TableCursor
 			probes = append(probes, `(SELECT PartitionKey, Status, Operation`+from+`PartitionKey = ? AND Status = ? AND Operation > ? ORDER BY Operation LIMIT 1)`)
 			all = append(append(all, args...), k.engine, k.status, k.operation)
 		}
-		open, err = collect(ctx, s.db, func(rows *sql.Rows) (k historyKind, err error) { return k, rows.Scan(&k.engine, &k.status, &k.operation) },
+		open, err = collect(ctx, s.db, func(rows *sql.Rows) (k historyKind, err error) {
+			return k, rows.Scan(&k.engine, &k.status, &k.operation)
+		},
 			strings.Join(probes, ` UNION ALL `), all...)
 		if err != nil {
 			return nil, err
