@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// ErrRowKey: the row key of a history entry does not end in -{CreatedAt} or -{CreatedAt}-{suffix}, the time written as
-// 20060102T150405.000000Z, by which the entry is found.
+// ErrRowKey says that the row key of a history entry does not end in -{CreatedAt} or -{CreatedAt}-{suffix}, the time
+// written as 20060102T150405.000000Z, by which the entry is found.
 var ErrRowKey = errors.New("the row key does not end in the entry's time")
 
 // HistoryRowKey is the row key that an entry without one gets: the same for the same correlation id, time, instance,
