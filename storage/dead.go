@@ -33,7 +33,7 @@ func (s *Store) RequeueOne(ctx context.Context, consumerKey uint32, id ID, by st
 		job := deadRow{id: id}
 		var status Status
 		op := operation{engine: EngineDelivery, name: opRequeue, by: by, job: id, count: 1, began: newStopwatch()}
-		err := tx.QueryRowContext(ctx, `SELECT j.status, j.statusChangedAt, j.dlqCounted, (SELECT m.messageId FROM message m WHERE m.id = j.messageId)
+		err := tx.QueryRowContext(ctx, `SELECT j.status, j.statusChangedAt, j.dlqCounted, COALESCE((SELECT m.messageId FROM message m WHERE m.id = j.messageId), '')
 			FROM job j WHERE j.id = ? AND j.consumerId = ? FOR UPDATE`, id, consumerKey).Scan(&status, &job.at, &job.counted, &op.correlationID)
 		if errors.Is(err, sql.ErrNoRows) {
 			return ErrNotFound
@@ -67,7 +67,7 @@ func (s *Store) PurgeOne(ctx context.Context, consumerKey uint32, id ID, maxRetr
 	return s.inTx(ctx, func(tx *sql.Tx) error {
 		job := deadRow{id: id}
 		op := operation{engine: EngineDelivery, name: opPurge, by: by, job: id, count: 1, began: newStopwatch()}
-		err := tx.QueryRowContext(ctx, `SELECT j.statusChangedAt, j.dlqCounted, (SELECT m.messageId FROM message m WHERE m.id = j.messageId)
+		err := tx.QueryRowContext(ctx, `SELECT j.statusChangedAt, j.dlqCounted, COALESCE((SELECT m.messageId FROM message m WHERE m.id = j.messageId), '')
 			FROM job j WHERE j.id = ? AND j.consumerId = ? AND j.status = 1004`+exhausted+` FOR UPDATE`,
 			id, consumerKey, maxRetry).Scan(&job.at, &job.counted, &op.correlationID)
 		if errors.Is(err, sql.ErrNoRows) {

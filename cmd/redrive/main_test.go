@@ -181,6 +181,7 @@ func TestMigrateAndDLQCommands(t *testing.T) {
 	seed.falsify(t)
 	expect(exitOK, "off by +5", "dlq", "repair")
 	expect(exitOK, "0 counts repaired", "dlq", "repair")
+	expect(exitOK, "version 1", "migrate", "down", "1")
 	expect(exitOK, "version 0", "migrate", "down", "1")
 }
 
