@@ -28,8 +28,8 @@ func (s *Store) recordDeaths(ctx context.Context, tx *sql.Tx, ids []ID) error {
 			FirstFailureAtUtc, LastFailureAtUtc, Status, CorrelationId, JobId)
 		SELECT STRAIGHT_JOIN 'delivery', CONCAT(`+xidSQL("j.id")+`, '-', `+rowKeyTimeSQL("j.statusChangedAt")+`), k.consumerId, ch.channelId,
 			COALESCE(CONCAT(j.lastErrorClass, ': ', j.lastError), ''), j.retryAttemptCount + 1,
-			COALESCE(j.firstFailedAt, j.statusChangedAt), j.statusChangedAt, 'Pending', m.messageId, j.id
-		FROM job j FORCE INDEX (PRIMARY) JOIN message m ON m.id = j.messageId JOIN consumer k ON k.id = j.consumerId JOIN channel ch ON ch.id = k.channelId
+			COALESCE(j.firstFailedAt, j.statusChangedAt), j.statusChangedAt, 'Pending', COALESCE(m.messageId, ''), j.id
+		FROM job j FORCE INDEX (PRIMARY) LEFT JOIN message m ON m.id = j.messageId JOIN consumer k ON k.id = j.consumerId JOIN channel ch ON ch.id = k.channelId
 		WHERE j.id IN (`+placeholders("?", len(ids))+`) AND j.status = 1004
 		ON DUPLICATE KEY UPDATE Status = 'Pending', ResolutionNotes = NULL, ResolvedAtUtc = NULL, ResolvedBy = NULL, QueueMessageId = NULL`, anyIDs(ids)...)
 	return err

@@ -61,6 +61,6 @@ SELECT 'delivery',
                         LPAD(CONV(CONCAT(HEX(SUBSTRING(j.id, 11, 2)), '0'), 16, 32), 4, '0'))),
            '-', DATE_FORMAT(j.statusChangedAt, '%Y%m%dT%H%i%s.%fZ')),
     k.consumerId, ch.channelId, COALESCE(CONCAT(j.lastErrorClass, ': ', j.lastError), ''), j.retryAttemptCount + 1,
-    j.statusChangedAt, j.statusChangedAt, 'Pending', m.messageId, j.id
-FROM job j JOIN message m ON m.id = j.messageId JOIN consumer k ON k.id = j.consumerId JOIN channel ch ON ch.id = k.channelId
+    j.statusChangedAt, j.statusChangedAt, 'Pending', COALESCE(m.messageId, ''), j.id
+FROM job j LEFT JOIN message m ON m.id = j.messageId JOIN consumer k ON k.id = j.consumerId JOIN channel ch ON ch.id = k.channelId
 WHERE j.status = 1004;
