@@ -1,4 +1,4 @@
-// Package engine holds the vocabulary of RFC-72: which engines a deployment has, by its context (publisher or
-// managed-app), the queues that their messages come from, the operations that they record, and the configuration of
-// the two tables that they share. It reads and writes nothing: rows are package storage's, requests are package web's.
+// Package engine is what RFC-72 says of engines: which a deployment has, by its context (publisher or managed-app), with
+// the queues that their messages come from and the operations that they record; the configuration of the tables that
+// they share; and the retention of what is in these. Rows are package storage's, requests are package web's.
 package engine

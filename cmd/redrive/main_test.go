@@ -136,6 +136,10 @@ broker:
   concurrency: 7
   retry-backoff: [1s, 7s]
   allow-private-destinations: true
+engine-context: managed-app
+engines:
+  billing: {queue: billing-queue, operations: [charge, refund]}
+engine-tables-config: {dlqTableName: deadLetters, retentionDays: 7}
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -154,6 +158,8 @@ broker:
 		"REDRIVE_BROKER_DELIVERY_TIMEOUT": "9s", "REDRIVE_BROKER_CONCURRENCY": "8", "REDRIVE_BROKER_MAX_RETRY": "7",
 		"REDRIVE_BROKER_RETRY_BACKOFF": "1s,7s", "REDRIVE_BROKER_ALLOW_PRIVATE_DESTINATIONS": "true", "REDRIVE_LOG_LEVEL": "info",
 		"REDRIVE_DATABASE_DSN": "(set)", "REDRIVE_ADMIN_TOKENS": "(set)", "REDRIVE_BROKER_RATIONAL_DELAY": "2s",
+		"REDRIVE_ENGINE_CONTEXT": "managed-app", "REDRIVE_ENGINES": `{"billing":{"operations":["charge","refund"],"queue":"billing-queue"}}`,
+		"REDRIVE_ENGINE_TABLES_CONFIG": `{"dlqTableName":"deadLetters","retentionDays":7}`,
 	} {
 		if values[name] != want {
 			t.Errorf("%s is %q, not %q", name, values[name], want)
@@ -223,6 +229,8 @@ func TestMigrateAndDLQCommands(t *testing.T) {
 	seed.falsify(t)
 	expect(exitOK, "off by +5", "dlq", "repair")
 	expect(exitOK, "0 counts repaired", "dlq", "repair")
+	expect(exitOK, "0 dead letters and 0 history entries would go", "retention", "--dry-run")
+	expect(exitOK, "0 dead letters and 0 history entries removed", "retention")
 	latest, err := migration.Latest()
 	if err != nil {
 		t.Fatal(err)

@@ -48,6 +48,19 @@ func TestConfigCheck(t *testing.T) {
 		{"short admin token", func(c *app.Config) { c.AdminToken = "x" }, "REDRIVE_ADMIN_TOKEN", "at least 8"},
 		{"admin token with a space", func(c *app.Config) { c.AdminToken = secret + " " }, "REDRIVE_ADMIN_TOKEN", "without spaces"},
 		{"short named token", func(c *app.Config) { c.AdminTokens = map[string]string{"joe": "x"} }, "REDRIVE_ADMIN_TOKENS", "at least 8"},
+		{"managed app", func(c *app.Config) { c.EngineContext = "managed-app" }, "", ""},
+		{"engine context", func(c *app.Config) { c.EngineContext = "customer" }, "REDRIVE_ENGINE_CONTEXT", "publisher or managed-app"},
+		{"engines", func(c *app.Config) {
+			c.Engines = `{"billing":{"queue":"billing-queue","operations":["charge"]}}`
+			c.EngineTablesConfig = `{"storageAccountName":"redrive","dlqTableName":"dlq","historyTableName":"history","retentionDays":7}`
+		}, "", ""},
+		{"engine without operations", func(c *app.Config) { c.Engines = `{"billing":{"queue":"q"}}` }, "REDRIVE_ENGINES", "operations must name at least one"},
+		{"engines no JSON", func(c *app.Config) { c.Engines = `billing` }, "REDRIVE_ENGINES", "a JSON object"},
+		{"engines unknown field", func(c *app.Config) { c.Engines = `{"billing":{"que":"q"}}` }, "REDRIVE_ENGINES", `unknown field`},
+		{"two JSON values", func(c *app.Config) { c.EngineTablesConfig = `{} {}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "more than one"},
+		{"table name", func(c *app.Config) { c.EngineTablesConfig = `{"dlqTableName":"a b"}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "engineTablesConfig.dlqTableName"},
+		{"retention", func(c *app.Config) { c.EngineTablesConfig = `{"retentionDays":-1}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "retentionDays"},
+		{"another schema", func(c *app.Config) { c.EngineTablesConfig = `{"storageAccountName":"elsewhere"}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "one transaction"},
 		{"retries", func(c *app.Config) { c.BrokerMaxRetry = -1 }, "REDRIVE_BROKER_MAX_RETRY", `"-1"`},
 		{"no backoff", func(c *app.Config) { c.BrokerRetryBackoff = nil }, "REDRIVE_BROKER_RETRY_BACKOFF", "5s,30s"},
 		{"backoff", func(c *app.Config) { c.BrokerRetryBackoff = []time.Duration{time.Second, -1} }, "REDRIVE_BROKER_RETRY_BACKOFF", "1s,-1ns"},
