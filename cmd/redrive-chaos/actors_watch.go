@@ -128,10 +128,10 @@ func (w *witness) snapshot(ctx context.Context) (snapshot, error) {
 	return s, rows.Err()
 }
 
-// sight reads which jobs finished in the last seconds.
+// sight reads which jobs finished or were shelved in the last seconds.
 func (w *witness) sight(ctx context.Context) (sighting, error) {
 	s := sighting{Start: w.rec.now()}
-	rows, err := w.db.QueryContext(ctx, `SELECT id, status FROM job WHERE status IN (1003, 1004) AND statusChangedAt > NOW(6) - INTERVAL 3 SECOND`)
+	rows, err := w.db.QueryContext(ctx, `SELECT id, status FROM job WHERE status IN (1003, 1004, 1005) AND statusChangedAt > NOW(6) - INTERVAL 3 SECOND`)
 	if err != nil {
 		return s, err
 	}
@@ -142,10 +142,13 @@ func (w *witness) sight(ctx context.Context) (sighting, error) {
 		if err := rows.Scan(&id, &status); err != nil {
 			return s, err
 		}
-		if status == statusDelivered {
+		switch status {
+		case statusDelivered:
 			s.Delivered = append(s.Delivered, jobID(id))
-		} else {
+		case statusDead:
 			s.Dead = append(s.Dead, jobID(id))
+		default:
+			s.Shelved = append(s.Shelved, jobID(id))
 		}
 	}
 	s.End = w.rec.now()

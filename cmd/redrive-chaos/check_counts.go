@@ -146,7 +146,7 @@ func compareShown(r *result, x *index, at rest, o op) {
 			}
 			continue
 		}
-		for _, status := range []string{"QUEUED", "INFLIGHT", "DELIVERED", "DEAD"} {
+		for _, status := range []string{"QUEUED", "INFLIGHT", "DELIVERED", "DEAD", "SHELVED"} {
 			r.Cases++
 			key := c.Key + " " + status
 			if o.Counts[key] != at.Jobs[key] {
