@@ -133,7 +133,7 @@ type triager struct {
 	spec  *spec
 	rng   *rand.Rand
 	limit time.Duration // its patience with an instance
-	aside []letter // that it has resolved or expired, as far as it knows
+	aside []letter      // that it has resolved or expired, as far as it knows
 }
 
 func (p *triager) any() int { return p.rng.IntN(len(p.instances)) + 1 }
