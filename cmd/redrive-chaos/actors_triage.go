@@ -215,6 +215,13 @@ func letterPath(d letter) string {
 	return "/api/dlq/" + engineDelivery + "/" + url.PathEscape(d.RowKey)
 }
 
+// retryAnswer is what a retry of a dead letter says of itself.
+type retryAnswer struct {
+	Retried        bool   `json:"retried"`
+	JobID          string `json:"jobId"`
+	QueueMessageID string `json:"queueMessageId"`
+}
+
 func noteRetry(o *op, a answer) {
 	var body struct{ Data *retryAnswer }
 	if err := json.Unmarshal(a.body, &body); err != nil || body.Data == nil {
