@@ -58,13 +58,13 @@ func listPending(id string, limit int) *listing {
 	return l
 }
 
-// page reads the next page from an instance. After a failure it can be read again, from any.
-func (l *listing) page(ctx context.Context, c *client, instance int) op {
+// page reads the next page from an instance, with this patience. After a failure it can be read again, from any.
+func (l *listing) page(ctx context.Context, c *client, instance int, limit time.Duration) op {
 	if l.token != "" {
 		l.filter.Set("continuationToken", l.token)
 	}
 	o, _ := c.do(ctx, op{Kind: opLetters, Instance: instance}, request{
-		method: http.MethodGet, path: "/api/dlq?" + l.filter.Encode(), note: l.note,
+		method: http.MethodGet, path: "/api/dlq?" + l.filter.Encode(), limit: limit, note: l.note,
 	})
 	return o
 }
@@ -116,8 +116,8 @@ func (l *listing) counts(specs []*spec) map[string]int64 {
 
 // showLetters counts the dead letters that one instance lists. The answer is the one to its last page.
 func (c *client) showLetters(ctx context.Context, i *instance, specs []*spec) op {
-	for l := listPending("", 100); ; {
-		o := l.page(ctx, c, i.n)
+	for l := listPending("", 30); ; {
+		o := l.page(ctx, c, i.n, answerLimit)
 		if o.Outcome == ok && o.Err == "" && l.token != "" {
 			continue
 		}
@@ -132,7 +132,8 @@ type triager struct {
 	*client
 	spec  *spec
 	rng   *rand.Rand
-	aside []letter // that it has resolved or expired, as far as it knows
+	limit time.Duration // its patience with an instance
+	aside []letter      // that it has resolved or expired, as far as it knows
 }
 
 func (p *triager) any() int { return p.rng.IntN(len(p.instances)) + 1 }
@@ -159,7 +160,7 @@ func (p *triager) list(ctx, traffic context.Context) []letter {
 		l = listPending("", 50+p.rng.IntN(51))
 	}
 	for failures := 0; failures < 3 && traffic.Err() == nil; {
-		if l.page(ctx, p.client, p.any()).Outcome != ok {
+		if l.page(ctx, p.client, p.any(), p.limit).Outcome != ok {
 			failures++
 			hold(traffic, 100*time.Millisecond)
 		} else if l.token == "" {
@@ -191,7 +192,7 @@ func (p *triager) retry(ctx context.Context, d letter) {
 	for range 2 {
 		o := d.op(opRetryLetter)
 		o.Instance = p.any()
-		p.do(ctx, o, request{method: http.MethodPost, path: letterPath(d) + "/retry", note: noteRetry})
+		p.do(ctx, o, request{method: http.MethodPost, path: letterPath(d) + "/retry", limit: p.limit, note: noteRetry})
 	}
 }
 
@@ -202,7 +203,7 @@ func (p *triager) put(ctx context.Context, d letter, kind, status string) {
 		o.Instance = p.any()
 		o, _ = p.do(ctx, o, request{
 			method: http.MethodPatch, path: letterPath(d), header: map[string]string{"Content-Type": contentType},
-			body: fmt.Sprintf(`{"status":%q,"resolutionNotes":"chaos"}`, status), note: noteState(status),
+			body: fmt.Sprintf(`{"status":%q,"resolutionNotes":"chaos"}`, status), limit: p.limit, note: noteState(status),
 		})
 		if o.Outcome != refused {
 			p.aside = append(p.aside, d)
@@ -212,6 +213,13 @@ func (p *triager) put(ctx context.Context, d letter, kind, status string) {
 
 func letterPath(d letter) string {
 	return "/api/dlq/" + engineDelivery + "/" + url.PathEscape(d.RowKey)
+}
+
+// retryAnswer is what a retry of a dead letter says of itself.
+type retryAnswer struct {
+	Retried        bool   `json:"retried"`
+	JobID          string `json:"jobId"`
+	QueueMessageID string `json:"queueMessageId"`
 }
 
 func noteRetry(o *op, a answer) {

@@ -85,13 +85,6 @@ type op struct {
 	Counts map[string]int64 `json:"counts,omitempty"` // dlq-status, metrics: dead by consumer, list-letters at rest: listed; job-status: by consumer and status
 }
 
-// retryAnswer is what a retry of a dead letter says of itself.
-type retryAnswer struct {
-	Retried        bool   `json:"retried"`
-	JobID          string `json:"jobId"`
-	QueueMessageID string `json:"queueMessageId"`
-}
-
 // receipt is one delivery as the consumer saw it.
 type receipt struct {
 	Seq      int64  `json:"seq"`

@@ -149,7 +149,7 @@ func related(h *history, v violation) []string {
 const around = moment(2_000_000)
 
 func opEvent(o op) event {
-	return event{o.Start, fmt.Sprintf("op %d %s %s %s on %d until %s: %d %s %s", o.Seq, o.Kind, o.Consumer, o.State, o.Instance, o.End, o.Status, o.Outcome, o.Err)}
+	return event{o.Start, fmt.Sprintf("op %d %s %s %s on %d until %s: %d %s %s", o.Seq, o.Kind, o.Consumer, o.State+o.Letter, o.Instance, o.End, o.Status, o.Outcome, o.Err)}
 }
 
 func ofMessage(h *history, v violation) []event {

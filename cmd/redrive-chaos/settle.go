@@ -27,6 +27,45 @@ func (s *stageState) settle(ctx context.Context, label string) error {
 	return s.readRest(ctx, label, left)
 }
 
+// lastTriage works on dead letters while nothing else goes on, so that a run in which little was left standing has some
+// SHELVED and some retried, too. What has not been delivered by then dies at the consumers that this is for.
+func (s *stageState) lastTriage(ctx context.Context) error {
+	s.healed.Store(true)
+	for _, r := range s.receivers {
+		mood := calm
+		if r.spec.Triage {
+			mood = failing
+		}
+		if err := r.become(mood); err != nil {
+			return err
+		}
+	}
+	if _, err := s.awaitRest(ctx); err != nil {
+		return err
+	}
+	for n, r := range s.receivers {
+		if !r.spec.Triage {
+			continue
+		}
+		if err := r.become(calm); err != nil {
+			return err
+		}
+		p := &triager{client: s.client, spec: r.spec, rng: s.rng(uint64(900 + n)), limit: answerLimit}
+		pending := p.list(ctx, ctx)
+		for k, d := range pending[:min(9, len(pending))] {
+			switch k % 3 {
+			case 0:
+				p.put(ctx, d, opResolveLetter, letterResolved)
+			case 1:
+				p.retry(ctx, d)
+			default:
+				p.put(ctx, d, opExpireLetter, letterExpired)
+			}
+		}
+	}
+	return nil
+}
+
 // awaitRest returns what is left when nothing changes any more or patience ends; nothing, if all went well.
 // The database decides; /job-status is waited for no longer than a little.
 func (s *stageState) awaitRest(ctx context.Context) (map[string]int64, error) {

@@ -64,6 +64,9 @@ func (s *stageState) perform(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(out, "the traffic is over and all is mended; waiting for rest")
+	if err := s.lastTriage(ctx); err != nil {
+		return err
+	}
 	if err := s.settle(ctx, restAfterTraffic); err != nil {
 		return err
 	}
@@ -209,7 +212,7 @@ func (s *stageState) act(ctx, traffic context.Context, wg *sync.WaitGroup) {
 		}
 		for k := range 2 {
 			if c.Triage {
-				p := &triager{client: s.client, spec: c, rng: s.rng(uint64(800 + 10*n + k))}
+				p := &triager{client: s.client, spec: c, rng: s.rng(uint64(800 + 10*n + k)), limit: patience}
 				wg.Go(func() { p.run(ctx, traffic) })
 			}
 		}
