@@ -107,19 +107,19 @@ func (b *Backend) Finished() <-chan struct{} { return b.finished.listen() }
 // handed back, to be done again by whoever is there, instead of having failed.
 func (b *Backend) Drain() { b.draining.Store(true) }
 
-// releaseTimeout bounds the last writes.
-const releaseTimeout = 5 * time.Second
-
-// Close ends the looking for work and hands back what this process still holds, so that others need not wait for the
-// end of its leases. It takes at most about 5 s and leaves the pool open. Call it when no worker uses the backend.
+// Close ends the looking for work. It leaves the pool open, and the leases as they are.
 func (b *Backend) Close() error {
 	b.poller.stop()
+	return nil
+}
+
+// HandBack gives back what this process still holds, so that others need not wait for the end of its leases. Call it
+// when no worker uses the backend any more.
+func (b *Backend) HandBack(ctx context.Context) error {
 	b.heldMu.Lock()
 	held := b.held
 	b.held = map[lease]bool{}
 	b.heldMu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
-	defer cancel()
 	var errs []error
 	for l := range held {
 		errs = append(errs, b.release(ctx, l))
