@@ -5,12 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cschleiden/go-workflows/backend"
-	"github.com/cschleiden/go-workflows/backend/history"
 	"github.com/cschleiden/go-workflows/core"
 	"github.com/cschleiden/go-workflows/workflow/executor"
-
-	"github.com/redrive-mq/redrive/engine/durable/workflowdb"
 )
 
 // executorCache keeps executions in memory between slices, so that a slice need not replay the history. The runtime's
@@ -95,23 +91,4 @@ func (c *executorCache) drop(which func(Execution, cached) bool) {
 	for _, e := range dropped {
 		e.Close() // runs the deferred functions of the orchestration
 	}
-}
-
-// checkpoints is the backend that the worker sees. An execution whose slice could not be stored is dropped from memory:
-// it is ahead of the history, or has gone another way than the one who took it over.
-type checkpoints struct {
-	*workflowdb.Backend
-	cache *executorCache
-}
-
-// CompleteWorkflowTask implements backend.Backend.
-func (c checkpoints) CompleteWorkflowTask(
-	ctx context.Context, task *backend.WorkflowTask, state core.WorkflowInstanceState,
-	executed, activities, timers []*history.Event, outgoing []*history.WorkflowEvent,
-) error {
-	err := c.Backend.CompleteWorkflowTask(ctx, task, state, executed, activities, timers, outgoing)
-	if err != nil {
-		_ = c.cache.Evict(ctx, task.WorkflowInstance) // it has no error
-	}
-	return err
 }

@@ -161,6 +161,8 @@ func TestFailures(t *testing.T) {
 			switch string(call.Input) {
 			case `"panic"`:
 				panic("oh")
+			case `"long"`:
+				return strings.Repeat("x", durable.MaxPayload), nil
 			case `"permanent"`:
 				return nil, durable.Permanent(errors.New("no way"))
 			case `"third"`:
@@ -185,6 +187,7 @@ func TestFailures(t *testing.T) {
 		{"try", "always", "fail: not now"},
 		{"try", "permanent", "fail: no way"},
 		{"try", "panic", "fail: panic: oh"},
+		{"try", "long", "fail: the result has 1048578 bytes"},
 		{"panics", "", "panic: oh"},
 		{"unknown", "", "nobody: activity not found"},
 	} {
@@ -196,8 +199,8 @@ func TestFailures(t *testing.T) {
 	}
 	executions := map[int32]int{}
 	tries.Range(func(_, n any) bool { executions[n.(*atomic.Int32).Load()]++; return true })
-	if executions[3] != 3 || executions[1] != 1 || len(executions) != 2 {
-		t.Errorf("calls by their number of attempts: %v; want three with 3, one with 1", executions)
+	if executions[3] != 3 || executions[1] != 2 || len(executions) != 2 {
+		t.Errorf("calls by their number of attempts: %v; want three with 3, two with 1", executions)
 	}
 }
 
@@ -264,8 +267,10 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("an instance id of %d bytes is taken", len(id))
 		}
 	}
-	if _, err := r.Start(t.Context(), "once", "id", func() {}); err == nil {
-		t.Error("an input that is no JSON is taken")
+	for _, input := range []any{func() {}, strings.Repeat("x", durable.MaxPayload)} {
+		if _, err := r.Start(t.Context(), "once", "id", input); err == nil {
+			t.Errorf("an input of type %T is taken", input)
+		}
 	}
 	e := start(t, r, "once", strings.Repeat("é", 127), nil)
 	run(t, r)

@@ -107,9 +107,9 @@ type envelope struct {
 // an *ActivityError or ErrCanceled. Input is encoded as JSON.
 func (c *Context) Call(name string, input, output any, retry Retry) error {
 	*c.calls++
-	data, err := json.Marshal(input)
+	data, err := encode("input of "+name, input)
 	if err != nil {
-		return fmt.Errorf("the input of %q: %w", name, err)
+		return err
 	}
 	// The wait before attempt n (from 1) is the runtime's first interval times 2^n.
 	options := workflow.ActivityOptions{RetryOptions: workflow.RetryOptions{
@@ -162,7 +162,7 @@ func (r *Runner) slices(fn Orchestration) any {
 		if err != nil {
 			return nil, err
 		}
-		return json.Marshal(value)
+		return encode("result of the orchestration", value)
 	}
 }
 
@@ -178,6 +178,22 @@ func (r *Runner) executes(fn Activity) any {
 		if err != nil {
 			return nil, err
 		}
-		return json.Marshal(value)
+		result, err := encode("result", value)
+		if err != nil {
+			return nil, Permanent(err)
+		}
+		return result, nil
 	}
+}
+
+// encode makes JSON of an input or result.
+func encode(what string, value any) (json.RawMessage, error) {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return nil, fmt.Errorf("the %s: %w", what, err)
+	}
+	if len(data) > MaxPayload {
+		return nil, fmt.Errorf("the %s has %d bytes: %d are the most", what, len(data), MaxPayload)
+	}
+	return data, nil
 }

@@ -127,8 +127,13 @@ func TestStopHandsBack(t *testing.T) {
 	second := prepare(durable.Options{})
 	run(t, second)
 	wantResult(t, second, e, `"done"`)
-	if attempt := <-begun; attempt != 0 {
-		t.Errorf("being broken off counted as %d attempts", attempt)
+	select {
+	case attempt := <-begun:
+		if attempt != 0 {
+			t.Errorf("being broken off counted as %d attempts", attempt)
+		}
+	default:
+		t.Error("it was not executed again")
 	}
 }
 
@@ -306,5 +311,48 @@ func killed(t *testing.T, point string, wantExecuted int) {
 		db.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM executed").Scan(&executed))
 	if effects != steps || distinct != steps || executed != wantExecuted {
 		t.Errorf("%d effects of %d steps, %d executions; want %d of %d, %d", effects, distinct, executed, steps, steps, wantExecuted)
+	}
+}
+
+// What was done while the database was away is stored once it is back, and was done once.
+func TestDatabaseAway(t *testing.T) {
+	t.Parallel()
+	var away atomic.Bool
+	db := open(t, storagetest.DSN(t), func(c driver.Connector) driver.Connector {
+		return storagetest.Intercept(c, func(query string) (string, error) {
+			if away.Load() {
+				return "", driver.ErrBadConn
+			}
+			return query, nil
+		})
+	})
+	r := newRunner(t, db, durable.Options{Lease: 2 * time.Second})
+	begun, results := make(chan bool, 10), make(chan bool, 10)
+	must(t,
+		r.RegisterActivity("work", func(ctx context.Context, _ durable.Call) (any, error) {
+			begun <- true
+			select {
+			case <-results:
+				return "done", nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}),
+		r.RegisterOrchestration("work", func(c *durable.Context, _ json.RawMessage) (any, error) {
+			var result string
+			err := c.Call("work", nil, &result, durable.Retry{})
+			return result, err
+		}))
+	run(t, r)
+	e := start(t, r, "work", "1", nil)
+	<-begun
+	away.Store(true)
+	<-time.After(time.Second) // at least one extension of the lease fails
+	results <- true
+	<-time.After(time.Second / 5) // so does the result's first write
+	away.Store(false)
+	wantResult(t, r, e, `"done"`)
+	if n := len(begun); n != 0 {
+		t.Errorf("it was executed %d times more", n)
 	}
 }

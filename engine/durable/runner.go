@@ -203,7 +203,7 @@ func (r *Runner) worker() (*worker.Worker, *executorCache, error) {
 	options.WorkflowHeartbeatInterval, options.ActivityHeartbeatInterval = r.o.Lease/3, r.o.Lease/3
 	options.WorkflowExecutorCache = cache
 	options.WorkflowQueues, options.ActivityQueues = queues, slices.Clone(queues)
-	w := worker.New(checkpoints{r.backend, cache}, options)
+	w := worker.New(checkpoints{r.backend, cache, r.o.Log, r.o.Lease, r.broken}, options)
 	for name, fn := range r.orchestrations {
 		if err := w.RegisterWorkflow(r.slices(fn), registry.WithName(name)); err != nil {
 			return nil, nil, fmt.Errorf("the orchestration %q: %w", name, err)
@@ -227,11 +227,15 @@ func (e Execution) instance() *workflow.Instance {
 	return &workflow.Instance{InstanceID: e.InstanceID, ExecutionID: e.ExecutionID}
 }
 
-// MaxInstanceID is the longest instance id, in bytes.
-const MaxInstanceID = 255
+const (
+	// MaxInstanceID is the longest instance id, in bytes.
+	MaxInstanceID = 255
+	// MaxPayload is the longest input or result, in bytes of its JSON. A longer result is a failure for good.
+	MaxPayload = 1 << 20
+)
 
-// Start starts an orchestration under an instance id of 1 to MaxInstanceID bytes, with an input that is encoded as JSON.
-// While an execution of that id has not ended, the error is ErrAlreadyRunning; an id whose executions have ended can be
+// Start starts an orchestration under an instance id of 1 to MaxInstanceID bytes, with an input that is encoded as JSON
+// (at most MaxPayload bytes). While an execution of that id has not ended, the error is ErrAlreadyRunning; an id whose executions have ended can be
 // started again. After another error it may have been started all the same, if the database's answer was lost.
 func (r *Runner) Start(ctx context.Context, orchestration, instanceID string, input any) (Execution, error) {
 	r.mu.Lock()
@@ -243,13 +247,13 @@ func (r *Runner) Start(ctx context.Context, orchestration, instanceID string, in
 	if n := len(instanceID); n < 1 || n > MaxInstanceID {
 		return Execution{}, fmt.Errorf("an instance id of %d bytes: must be 1 to %d", n, MaxInstanceID)
 	}
-	data, err := json.Marshal(input)
+	data, err := encode("input of "+orchestration, input)
 	if err != nil {
-		return Execution{}, fmt.Errorf("the input of %q: %w", orchestration, err)
+		return Execution{}, err
 	}
 	instance, err := r.client.CreateWorkflowInstance(ctx, client.WorkflowInstanceOptions{
 		InstanceID: instanceID, Queue: workflow.Queue(orchestration),
-	}, orchestration, json.RawMessage(data))
+	}, orchestration, data)
 	if errors.Is(err, backend.ErrInstanceAlreadyExists) {
 		return Execution{}, fmt.Errorf("%q: %w", instanceID, ErrAlreadyRunning)
 	}
