@@ -39,8 +39,10 @@ func (w *wake) all() {
 func await[T any](ctx context.Context, w *wake, claim func() (*T, error)) (*T, error) {
 	for {
 		woken := w.listen()
-		if ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			return nil, nil
+		default:
 		}
 		if task, err := claim(); task != nil || err != nil {
 			return task, err
