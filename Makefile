@@ -23,7 +23,7 @@ build: ## Build the binaries into ./bin
 	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/...
 
 .PHONY: run
-run: ## Start a broker with a private database, demo traffic and panel; PORT=9000 make run moves it
+run: ## Start a broker with a private database and demo traffic; PORT=9000 make run moves it
 	@scripts/need database
 	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/redrive ./cmd/redrive
 	@exec $(BIN)/redrive dev

@@ -195,10 +195,7 @@ func (a *acceptor) commit(shard uint8, batch []*accepting) {
 		p.row = &storage.NewMessage{Key: storage.NewID(), ChannelKey: p.Channel.Key, ProducerKey: p.Producer.Key, MessageID: p.MessageID,
 			ContentType: p.ContentType, Priority: p.Priority, Headers: p.Headers, Body: p.Body, ScheduledFor: p.ScheduledFor}
 		for _, k := range p.consumers {
-			var place *lane
-			if k.Type == storage.TypePush {
-				place = a.dispatcher.reserve(k)
-			}
+			place := a.dispatcher.reserve(k)
 			p.places = append(p.places, place)
 			p.row.Jobs = append(p.row.Jobs, storage.NewJob{ID: storage.NewID(), ConsumerKey: k.Key, Leased: place != nil})
 		}

@@ -388,7 +388,7 @@ func TestRequeuedJobsAreDelivered(t *testing.T) {
 	}
 	w.waitJobs(k, storage.StatusDead, 20)
 	close(healed)
-	if n, err := w.store.RequeueAll(w.ctx, k.Key); err != nil || n != 20 {
+	if n, err := w.store.RequeueAll(w.ctx, k.Key, "consumer"); err != nil || n != 20 {
 		t.Fatal(n, err)
 	}
 	w.waitJobs(k, storage.StatusDelivered, 20)

@@ -88,10 +88,13 @@ func (d *dispatcher) existing(consumerKey uint32) *lane {
 	return d.lanes[consumerKey]
 }
 
+// pushable tells consumers that this instance may push to. One whose token it cannot open is other instances' business.
+func pushable(k *storage.Consumer) bool { return k.Type == storage.TypePush && !k.Sealed }
+
 // follow keeps the lanes to what the catalog says: one for each push consumer, none for others.
 func (d *dispatcher) follow(catalog *storage.Catalog) {
 	for k := range catalog.Consumers {
-		if k.Type == storage.TypePush {
+		if pushable(k) {
 			d.lane(k)
 		}
 	}
@@ -100,12 +103,12 @@ func (d *dispatcher) follow(catalog *storage.Catalog) {
 	}
 }
 
-// endOthers ends and returns the lanes of consumers that were deleted or pull now.
+// endOthers ends and returns the lanes of consumers that were deleted or cannot be pushed to any more.
 func (d *dispatcher) endOthers(catalog *storage.Catalog) (ended []*lane) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for key, l := range d.lanes {
-		if k, ok := catalog.ConsumerByKey(key); !ok || k.Type != storage.TypePush {
+		if k, ok := catalog.ConsumerByKey(key); !ok || !pushable(k) {
 			l.end()
 			delete(d.lanes, key)
 			ended = append(ended, l)
@@ -118,6 +121,9 @@ func (d *dispatcher) endOthers(catalog *storage.Catalog) (ended []*lane) {
 // once: the consumer has a place free and no backlog that was there first. It returns the lane whose push or release
 // redeems the promise, or nil.
 func (d *dispatcher) reserve(k *storage.Consumer) *lane {
+	if !pushable(k) {
+		return nil
+	}
 	if l := d.lane(k); l != nil && l.reserve() {
 		return l
 	}

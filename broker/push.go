@@ -96,7 +96,8 @@ func (p *pusher) attempt(ctx context.Context, k *storage.Consumer, job storage.C
 	}
 	attemptCtx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	code, fail := p.post(attemptCtx, k, job)
+	got, fail := p.post(attemptCtx, k, job)
+	outcome.Attempt = &storage.Attempt{Code: got.code, Duration: time.Since(began), Answer: got.answer, Retry: int(job.RetryAttemptCount), MessageID: job.MessageID}
 	switch {
 	case fail == nil:
 		outcome.Verdict = storage.Delivered
@@ -115,32 +116,38 @@ func (p *pusher) attempt(ctx context.Context, k *storage.Consumer, job storage.C
 		outcome.Delay = p.schedule.Wait(int(job.RetryAttemptCount))
 	}
 	outcome.ErrorClass, outcome.Error = fail.class, fail.text
-	p.report(k, job, outcome, *fail, code, began)
+	p.report(k, job, outcome, *fail, got.code, began)
 	return outcome
 }
 
+// reply is what a destination answered.
+type reply struct {
+	code   int    // 0: nothing
+	answer string // the first part of its body
+}
+
 // post sends the request and judges the answer; nil means delivered.
-func (p *pusher) post(ctx context.Context, k *storage.Consumer, job storage.ClaimedJob) (code int, fail *failure) {
+func (p *pusher) post(ctx context.Context, k *storage.Consumer, job storage.ClaimedJob) (reply, *failure) {
 	req, err := p.request(ctx, k, job)
 	if err != nil {
-		return 0, &failure{classRequest, err.Error()}
+		return reply{}, &failure{classRequest, err.Error()}
 	}
 	resp, err := p.client.Do(req)
 	if err != nil {
-		return 0, classify(err)
+		return reply{}, classify(err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode >= 200 && resp.StatusCode <= 299 {
-		_, _ = io.CopyN(io.Discard, resp.Body, answerDrained) // delivered whatever else it says
-		return resp.StatusCode, nil
-	}
 	head, _ := io.ReadAll(io.LimitReader(resp.Body, answerKept))
 	_, _ = io.CopyN(io.Discard, resp.Body, answerDrained)
-	text := resp.Status
-	if len(head) > 0 {
-		text += ": " + printable(string(head))
+	got := reply{resp.StatusCode, printable(string(head))}
+	if resp.StatusCode >= 200 && resp.StatusCode <= 299 {
+		return got, nil // whatever else it says
 	}
-	return resp.StatusCode, &failure{classOf(resp.StatusCode), text}
+	text := resp.Status
+	if got.answer != "" {
+		text += ": " + got.answer
+	}
+	return got, &failure{classOf(resp.StatusCode), text}
 }
 
 func (p *pusher) request(ctx context.Context, k *storage.Consumer, job storage.ClaimedJob) (*http.Request, error) {

@@ -64,6 +64,30 @@ func TestAuditFindsAndRepairs(t *testing.T) {
 	audit(0, 0)
 }
 
+// A summary row that somebody deleted is made again by the repair, with the jobs that had been counted in it.
+func TestRepairOfAMissingRow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	k := w.consumer("k")
+	w.kill(k, 10)
+	s, _ := w.summary()
+	w.check(s.cycle(t.Context(), false, false))
+	w.kill(k, 2)
+	w.exec(`DELETE FROM dlq_summary WHERE consumerId = ?`, k.Key)
+	if w.shown(s, k) != 2 {
+		t.Fatalf("%d shown without the row, want what it does not hold", w.shown(s, k))
+	}
+	repaired, err := s.Repair(t.Context())
+	w.check(err)
+	if len(repaired) != 1 || repaired[0].Drift != -10 || w.shown(s, k) != 12 {
+		t.Errorf("repaired %+v, %d shown, want 12", repaired, w.shown(s, k))
+	}
+	w.check(s.cycle(t.Context(), false, true))
+	if n := w.number(`SELECT dead_count FROM dlq_summary`); n != 12 || w.shown(s, k) != 12 {
+		t.Errorf("%d counted, %d shown", n, w.shown(s, k))
+	}
+}
+
 // A repair by another process is noticed, and a consumer that is deleted takes its drift with it.
 func TestDriftThatGoesAway(t *testing.T) {
 	t.Parallel()

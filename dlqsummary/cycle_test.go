@@ -115,9 +115,9 @@ func TestCountersWithoutLock(t *testing.T) {
 			for i := range 8 {
 				var err error
 				if i%2 == 0 {
-					_, err = w.store.RequeueAll(t.Context(), k.Key)
+					_, err = w.store.RequeueAll(t.Context(), k.Key, "consumer")
 				} else {
-					_, err = w.store.PurgeAll(t.Context(), k.Key, 5)
+					_, err = w.store.PurgeAll(t.Context(), k.Key, 5, "consumer")
 				}
 				if err != nil {
 					t.Error(err)
@@ -283,12 +283,16 @@ func TestCrashDuringBootstrap(t *testing.T) {
 		t.Fatal("the crashed instance released its lock")
 	}
 
-	next, _ := w.summary(func(o *Options) { o.LockTTL = 300 * time.Millisecond })
+	var log lines
+	next, _ := w.summary(func(o *Options) { o.LockTTL = 300 * time.Millisecond; o.Log = log.logger() })
 	if w.shown(next, a) != 6000 || w.shown(next, b) != 4000 {
 		t.Errorf("shown: %d and %d, want 6000 and 4000", w.shown(next, a), w.shown(next, b))
 	}
 	next.Start(t.Context())
 	soon(t, "the rest is counted", func() bool { return cycles(next, "done") == 1 })
+	if log.count(`msg="dead jobs counted" component=dlqsummary early=false first=true read=4000`) != 1 {
+		t.Errorf("the log does not tell of the first count: %s", &log.buf)
+	}
 	if read := testutil.ToFloat64(next.metrics.rowsRead); read != 4000 {
 		t.Errorf("the second instance read %v rows, 4000 were left", read)
 	}
@@ -370,10 +374,18 @@ func TestDatabaseOutage(t *testing.T) {
 	if n := testutil.ToFloat64(s.metrics.scrapeErrors); n < 2 {
 		t.Errorf("redrive_dlq_scrape_errors_total is %v, want 2", n)
 	}
+	w.gauge(reg, "dead_job_count")
+	if n := log.count("level=WARN msg=\"dead_job_count or queued_job_count is missing"); n != 1 {
+		t.Errorf("%d warnings of two scrapes without a database, want 1", n)
+	}
 	w.check(server.Restart(t.Context()))
 	w.kill(k, 5)
 	soon(t, "the deaths after the outage", func() bool { return w.counted() == 12 })
 	w.wantGauge(reg, 12, k)
+	w.wantGauge(reg, 12, k)
+	if n := log.count("are in scrapes again"); n != 1 {
+		t.Errorf("%d lines of scrapes that are whole again, want 1", n)
+	}
 	soon(t, "the line of the recovery", func() bool { return log.count("counting dead jobs works again") == 1 })
 	if n := log.count("counting dead jobs failed"); n != 1 {
 		t.Errorf("%d lines of the outage, want 1", n)

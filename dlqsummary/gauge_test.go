@@ -35,20 +35,20 @@ func TestGaugeIsExactOnEveryInstance(t *testing.T) {
 
 	var id storage.ID
 	w.check(w.store.DB().QueryRowContext(t.Context(), `SELECT id FROM job WHERE dlqCounted = 1 LIMIT 1`).Scan(&id))
-	w.check(w.store.RequeueOne(t.Context(), busy.Key, id))
+	w.check(w.store.RequeueOne(t.Context(), busy.Key, id, "consumer"))
 	check(3)
 	if got, ok := w.gauge(here, "queued_job_count"); !ok {
 		t.Errorf("queued_job_count is missing (%v)", got)
 	}
 	w.check(w.store.DB().QueryRowContext(t.Context(), `SELECT id FROM job WHERE dlqCounted = 0 AND status = 1004 LIMIT 1`).Scan(&id))
-	w.check(w.store.PurgeOne(t.Context(), busy.Key, id, 5))
+	w.check(w.store.PurgeOne(t.Context(), busy.Key, id, 5, "consumer"))
 	check(2)
-	if n, err := w.store.PurgeAll(t.Context(), busy.Key, 5); err != nil || n != 2 {
+	if n, err := w.store.PurgeAll(t.Context(), busy.Key, 5, "consumer"); err != nil || n != 2 {
 		t.Errorf("purged %d (%v), want 2", n, err)
 	}
 	check(0)
 	w.kill(busy, 6)
-	if n, err := w.store.RequeueAll(t.Context(), busy.Key); err != nil || n != 6 {
+	if n, err := w.store.RequeueAll(t.Context(), busy.Key, "consumer"); err != nil || n != 6 {
 		t.Errorf("requeued %d (%v), want 6", n, err)
 	}
 	check(0)

@@ -2,6 +2,9 @@ package dlqsummary
 
 import (
 	"context"
+	"errors"
+	"log/slog"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -72,16 +75,18 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.s.o.ScrapeTimeout)
 	defer cancel()
-	if counts, err := shared(c.s, "dead", func() (Counts, error) { return c.s.Counts(ctx) }); err != nil {
-		c.failed(ctx, deadDesc, err)
+	counts, deadErr := shared(c.s, "dead", func() (Counts, error) { return c.s.Counts(ctx) })
+	if deadErr != nil {
+		c.s.metrics.scrapeErrors.Inc()
 	} else {
 		c.gauge(ch, uncountedDesc, counts.Uncounted)
 		for _, d := range counts.Consumers {
 			c.gauge(ch, deadDesc, d.Dead, d.ChannelID, d.ConsumerID)
 		}
 	}
-	if queued, err := shared(c.s, "queued", func() ([]storage.StatusCount, error) { return c.s.store.QueuedJobCounts(ctx) }); err != nil {
-		c.failed(ctx, queuedDesc, err)
+	queued, queuedErr := shared(c.s, "queued", func() ([]storage.StatusCount, error) { return c.s.store.QueuedJobCounts(ctx) })
+	if queuedErr != nil {
+		c.s.metrics.scrapeErrors.Inc()
 	} else {
 		var total int64
 		for _, q := range queued {
@@ -92,21 +97,38 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, d := range c.s.drift.all() {
 		c.gauge(ch, driftDesc, d.Drift, d.ChannelID, d.ConsumerID)
 	}
+	c.s.scrapes.note(ctx, c.s.log, errors.Join(deadErr, queuedErr))
 }
 
 // gauge hands out one sample. A label that Prometheus does not take costs that sample, not the process.
 func (c collector) gauge(ch chan<- prometheus.Metric, desc *prometheus.Desc, value int64, labels ...string) {
 	m, err := prometheus.NewConstMetric(desc, prometheus.GaugeValue, float64(value), labels...)
 	if err != nil {
-		c.failed(context.Background(), desc, err)
+		c.s.metrics.scrapeErrors.Inc()
+		c.s.log.Debug("a sample was left out of a scrape", "metric", desc.String(), "error", err)
 		return
 	}
 	ch <- m
 }
 
-func (c collector) failed(ctx context.Context, what *prometheus.Desc, err error) {
-	c.s.metrics.scrapeErrors.Inc()
-	c.s.log.DebugContext(ctx, "a scrape could not read the database", "metric", what.String(), "error", err)
+// scrapeLog says once when scrapes begin to come out incomplete, and once when they are whole again: a scrape with a
+// metric missing is answered with 200, so nothing else tells.
+type scrapeLog struct {
+	mu      sync.Mutex
+	failing bool
+}
+
+func (l *scrapeLog) note(ctx context.Context, log *slog.Logger, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if failing := err != nil; failing != l.failing {
+		l.failing = failing
+		if failing {
+			log.WarnContext(ctx, "dead_job_count or queued_job_count is missing from scrapes: the database cannot be read", "error", err)
+		} else {
+			log.InfoContext(ctx, "dead_job_count and queued_job_count are in scrapes again")
+		}
+	}
 }
 
 // shared lets concurrent scrapes wait for one query.

@@ -100,6 +100,7 @@ type Summary struct {
 	metrics *metrics
 	flights singleflight.Group // concurrent scrapes share their queries
 	drift   driftBook
+	scrapes scrapeLog
 	fold    chan struct{} // a read found too many uncounted rows
 
 	mu      sync.Mutex // guards what follows

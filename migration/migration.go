@@ -117,12 +117,17 @@ func Check(ctx context.Context, db *sql.DB) error {
 // returns within 10 s. It opens two connections of its own and closes them.
 func Up(ctx context.Context, cfg *mysql.Config) error {
 	return run(ctx, cfg, func(m *migrate.Migrate, db *sql.DB) error {
-		current, latest, dirty, err := Status(ctx, db)
-		if err != nil || current >= latest && !dirty {
-			return err
+		for {
+			current, latest, dirty, err := Status(ctx, db)
+			if err != nil || ctx.Err() != nil || current >= latest && !dirty {
+				return err
+			}
+			// One at a time: the migrator reads ahead, and leaves goroutines behind when a migration fails. Dirty may only
+			// mean that another process is at work: it looks again under the lock. Where that one has done it there is none.
+			if err := m.Steps(1); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
 		}
-		// Dirty may only mean that another process is at work: the migrator looks again under the lock.
-		return m.Up()
 	})
 }
 

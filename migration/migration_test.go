@@ -212,3 +212,41 @@ func TestUnreachableDatabase(t *testing.T) {
 		}
 	}
 }
+
+// TestDeadJobsGetTheirRecord migrates a database in which jobs are dead already, there and back.
+func TestDeadJobsGetTheirRecord(t *testing.T) {
+	t.Parallel()
+	cfg, db := empty(t)
+	if err := migration.Up(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if err := migration.Down(t.Context(), cfg, int(newest(t))-1); err != nil {
+		t.Fatal(err)
+	}
+	wantStatus(t, db, 1)
+	for _, statement := range []string{
+		`INSERT INTO channel (id, channelId, name, tokenHash, changedAt, createdAt) VALUES (1, 'orders', 'o', 'x', NOW(6), NOW(6))`,
+		`INSERT INTO consumer (id, channelId, consumerId, name, type, callbackUrl, tokenSealed, changedAt, createdAt) VALUES (1, 1, 'k', 'k', 'push', '', 'x', NOW(6), NOW(6))`,
+		`INSERT INTO message (id, channelId, producerId, messageId, contentType, priority, receivedAt) VALUES (UNHEX('000000000000000000000001'), 1, 1, 'm1', '', 0, NOW(6))`,
+		`INSERT INTO job (id, messageId, consumerId, status, statusChangedAt, precedence, retryAttemptCount, lastErrorClass, lastError) VALUES
+			(UNHEX('4d88e15b60f486e428412dc9'), UNHEX('000000000000000000000001'), 1, 1004, '2026-02-03 04:05:06.000789', 0, 5, 'http_5xx', '503'),
+			(UNHEX('4d88e15b60f486e428412dca'), UNHEX('000000000000000000000001'), 1, 1003, NOW(6), 0, 0, NULL, NULL)`,
+	} {
+		if _, err := db.ExecContext(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := migration.Up(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	var records int
+	var key, rest string
+	if err := db.QueryRowContext(t.Context(), `SELECT COUNT(*), MAX(RowKey), MAX(CONCAT_WS('|', Engine, InstanceId, OriginalQueue, ErrorMessage, DequeueCount, Status, CorrelationId)) FROM engineDlq`).
+		Scan(&records, &key, &rest); err != nil {
+		t.Fatal(err)
+	}
+	// The xid is the example of its own documentation.
+	if records != 1 || key != "9m4e2mr0ui3e8a215n4g-20260203T040506.000789Z" || rest != "delivery|k|orders|http_5xx: 503|6|Pending|m1" {
+		t.Errorf("%d records: %s %s", records, key, rest)
+	}
+}

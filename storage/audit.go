@@ -20,9 +20,20 @@ func (s *Store) DeadDrift(ctx context.Context, consumerKey uint32) (drift int64,
 	return drift, err
 }
 
-// RepairDeadCount sets a consumer's count right and returns the drift it had. The summary row is locked first, so no
-// count moves meanwhile; jobs may.
+// RepairDeadCount sets a consumer's count right and returns the drift it had, and makes its Pending dead letters those
+// of its dead jobs: DeadLetterDrift. ErrNotFound where the consumer is gone.
 func (s *Store) RepairDeadCount(ctx context.Context, consumerKey uint32) (drift int64, err error) {
+	if drift, err = s.repairCount(ctx, consumerKey); err != nil {
+		return drift, err
+	}
+	if err := s.recordMissing(ctx, consumerKey); err != nil {
+		return drift, err
+	}
+	return drift, s.resolveStray(ctx, consumerKey)
+}
+
+// repairCount locks the summary row first, so no count moves meanwhile; jobs may.
+func (s *Store) repairCount(ctx context.Context, consumerKey uint32) (drift int64, err error) {
 	err = s.inTx(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `INSERT INTO dlq_summary (consumerId, consumerName, channelId, channelName, dead_count, last_checked_at)
 			SELECT c.id, c.name, ch.channelId, ch.name, 0, `+never+` FROM consumer c JOIN channel ch ON ch.id = c.channelId WHERE c.id = ?

@@ -26,6 +26,7 @@ type Channel struct {
 	Key       uint32 // the database's id, never on the wire
 	ID, Name  string
 	ChangedAt time.Time // as of Producer
+	History   HistoryPolicy
 	token     tokenHash
 }
 
@@ -40,12 +41,18 @@ type Consumer struct {
 	ID, Name    string
 	Type        ConsumerType
 	CallbackURL string
-	Token       string    // sent out with every push; a secret
+	Token       string    // sent out with every push; a secret; empty where Sealed
 	ChangedAt   time.Time // as of Producer
+	// Sealed: none of this instance's keys opens its token. Nobody can prove to be it here, nothing can be pushed to
+	// it from here, and what needs neither goes on.
+	Sealed bool
 }
 
-// TokenMatches compares in constant time.
+// TokenMatches compares in constant time. No token matches that of a consumer that is Sealed.
 func (c *Consumer) TokenMatches(token string) bool {
+	if c.Sealed {
+		return false
+	}
 	want, got := sha256.Sum256([]byte(c.Token)), sha256.Sum256([]byte(token))
 	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
 }
@@ -129,12 +136,13 @@ func (s *Store) Catalog(ctx context.Context) (*Catalog, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cat := s.catalog.Load(); cat != nil && cat.version >= version {
+	// Not >=: after a failover that lost the last change, the same number may come again with another one.
+	if cat := s.catalog.Load(); cat != nil && cat.version == version {
 		return cat, nil
 	}
 	s.catalogMu.Lock()
 	defer s.catalogMu.Unlock()
-	if cat := s.catalog.Load(); cat != nil && cat.version >= version {
+	if cat := s.catalog.Load(); cat != nil && cat.version == version {
 		return cat, nil // another goroutine reloaded it meanwhile
 	}
 	cat, err := s.loadCatalog(ctx)
@@ -179,7 +187,14 @@ func (s *Store) loadCatalog(ctx context.Context) (*Catalog, error) {
 	if err := cat.loadStakeholders(ctx, s.db); err != nil {
 		return nil, err
 	}
-	return cat, cat.loadConsumers(ctx, s.db, seals)
+	return cat, cat.loadConsumers(ctx, s.db, seals, func(k *Consumer, err error) {
+		if before := s.catalog.Load(); before != nil {
+			if known, ok := before.consumerByKey[k.Key]; ok && known.Sealed && known.ChangedAt.Equal(k.ChangedAt) {
+				return // said before
+			}
+		}
+		s.log.ErrorContext(ctx, "a consumer is left out by this instance: its token cannot be opened", "channel", k.ChannelID, "consumer", k.ID, "error", err)
+	})
 }
 
 func (c *Catalog) loadStakeholders(ctx context.Context, q querier) (err error) {
@@ -195,30 +210,35 @@ func (c *Catalog) loadStakeholders(ctx context.Context, q querier) (err error) {
 	}
 	c.channels, err = collect(ctx, q, func(rows *sql.Rows) (*Channel, error) {
 		var ch Channel
-		return &ch, rows.Scan(&ch.Key, &ch.ID, &ch.Name, &ch.token, &ch.ChangedAt)
-	}, `SELECT id, channelId, name, tokenHash, changedAt FROM channel ORDER BY id`)
+		return &ch, rows.Scan(&ch.Key, &ch.ID, &ch.Name, &ch.token, &ch.ChangedAt, &ch.History)
+	}, `SELECT id, channelId, name, tokenHash, changedAt, history FROM channel ORDER BY id`)
 	for _, ch := range c.channels {
 		c.channelByID[ch.ID], c.channelByKey[ch.Key] = ch, ch
 	}
 	return err
 }
 
-func (c *Catalog) loadConsumers(ctx context.Context, q querier, seals *sealer) error {
+// loadConsumers tells report of each consumer whose token cannot be opened: the others must not suffer from it.
+func (c *Catalog) loadConsumers(ctx context.Context, q querier, seals *sealer, report func(*Consumer, error)) error {
+	unopened := map[*Consumer]error{}
 	consumers, err := collect(ctx, q, func(rows *sql.Rows) (*Consumer, error) {
 		var k Consumer
 		var sealed []byte
 		if err := rows.Scan(&k.Key, &k.ChannelKey, &k.ID, &k.Name, &k.Type, &k.CallbackURL, &sealed, &k.ChangedAt); err != nil {
 			return nil, err
 		}
-		var err error
-		if k.Token, err = seals.open(sealed); err != nil {
-			return nil, fmt.Errorf("consumer %q: %w", k.ID, err)
+		token, err := seals.open(sealed)
+		if k.Token = token; err != nil {
+			k.Sealed, unopened[&k] = true, err
 		}
 		return &k, nil
 	}, `SELECT id, channelId, consumerId, name, type, callbackUrl, tokenSealed, changedAt FROM consumer ORDER BY id`)
 	for _, k := range consumers {
 		if ch, ok := c.channelByKey[k.ChannelKey]; ok {
 			k.ChannelID = ch.ID
+		}
+		if err := unopened[k]; err != nil {
+			report(k, err)
 		}
 		c.consumerByKey[k.Key] = k
 		c.consumerByID[consumerRef{k.ChannelKey, k.ID}] = k

@@ -26,12 +26,15 @@ func (s *Store) DeadJobs(ctx context.Context, consumerKey uint32, cur *Cursor, l
 	return rows, paging, nil
 }
 
-// RequeueOne brings a dead job back: QUEUED at once, with all its attempts before it. ErrNotFound, ErrNotDead.
-func (s *Store) RequeueOne(ctx context.Context, consumerKey uint32, id ID) error {
+// RequeueOne brings a dead job back: QUEUED at once, with all its attempts before it. ErrNotFound, ErrNotDead. by is who
+// did it, at most 255 characters.
+func (s *Store) RequeueOne(ctx context.Context, consumerKey uint32, id ID, by string) error {
 	return s.inTx(ctx, func(tx *sql.Tx) error {
+		job := deadRow{id: id}
 		var status Status
-		var counted int64
-		err := tx.QueryRowContext(ctx, `SELECT status, dlqCounted FROM job WHERE id = ? AND consumerId = ? FOR UPDATE`, id, consumerKey).Scan(&status, &counted)
+		op := operation{engine: EngineDelivery, name: opRequeue, by: by, job: id, count: 1, began: newStopwatch()}
+		err := tx.QueryRowContext(ctx, `SELECT j.status, j.statusChangedAt, j.dlqCounted, COALESCE((SELECT m.messageId FROM message m WHERE m.id = j.messageId), '')
+			FROM job j WHERE j.id = ? AND j.consumerId = ? FOR UPDATE`, id, consumerKey).Scan(&status, &job.at, &job.counted, &op.correlationID)
 		if errors.Is(err, sql.ErrNoRows) {
 			return ErrNotFound
 		}
@@ -41,43 +44,53 @@ func (s *Store) RequeueOne(ctx context.Context, consumerKey uint32, id ID) error
 		if status != StatusDead {
 			return ErrNotDead
 		}
-		_, err = requeue(ctx, tx, consumerKey, []ID{id}, counted)
-		return err
+		if _, err := s.requeue(ctx, tx, consumerKey, []deadRow{job}, by); err != nil {
+			return err
+		}
+		return s.recordOperationOf(ctx, tx, consumerKey, op)
 	})
 }
 
 // RequeueAll brings back every job of the consumer that is dead when it begins, in batches of a transaction each,
 // the longest dead first, and returns how many. An error or a crash leaves what was committed, and the counts, right.
-// Jobs that die again meanwhile are not brought back twice.
-func (s *Store) RequeueAll(ctx context.Context, consumerKey uint32) (int64, error) {
-	return s.eachDeadBatch(ctx, consumerKey, "", nil, func(tx *sql.Tx, ids []ID, counted int64) (int64, error) {
-		return requeue(ctx, tx, consumerKey, ids, counted)
+// Jobs that die again meanwhile are not brought back twice. by is as of RequeueOne.
+func (s *Store) RequeueAll(ctx context.Context, consumerKey uint32, by string) (int64, error) {
+	op := operation{engine: EngineDelivery, name: opRequeue, by: by, began: newStopwatch()}
+	n, err := s.eachDeadBatch(ctx, consumerKey, "", nil, func(tx *sql.Tx, jobs []deadRow) (int64, error) {
+		return s.requeue(ctx, tx, consumerKey, jobs, by)
 	})
+	return n, s.recordBatches(ctx, consumerKey, op, n, err)
 }
 
-// PurgeOne deletes a dead job whose retries are exhausted; otherwise ErrNotFound.
-func (s *Store) PurgeOne(ctx context.Context, consumerKey uint32, id ID, maxRetry int) error {
+// PurgeOne deletes a dead job whose retries are exhausted; otherwise ErrNotFound. by is as of RequeueOne.
+func (s *Store) PurgeOne(ctx context.Context, consumerKey uint32, id ID, maxRetry int, by string) error {
 	return s.inTx(ctx, func(tx *sql.Tx) error {
-		var counted int64
-		err := tx.QueryRowContext(ctx, `SELECT dlqCounted FROM job WHERE id = ? AND consumerId = ? AND status = 1004`+exhausted+` FOR UPDATE`,
-			id, consumerKey, maxRetry).Scan(&counted)
+		job := deadRow{id: id}
+		op := operation{engine: EngineDelivery, name: opPurge, by: by, job: id, count: 1, began: newStopwatch()}
+		err := tx.QueryRowContext(ctx, `SELECT j.statusChangedAt, j.dlqCounted, COALESCE((SELECT m.messageId FROM message m WHERE m.id = j.messageId), '')
+			FROM job j WHERE j.id = ? AND j.consumerId = ? AND j.status = 1004`+exhausted+` FOR UPDATE`,
+			id, consumerKey, maxRetry).Scan(&job.at, &job.counted, &op.correlationID)
 		if errors.Is(err, sql.ErrNoRows) {
 			return ErrNotFound
 		}
 		if err != nil {
 			return err
 		}
-		_, err = purge(ctx, tx, consumerKey, []ID{id}, counted)
-		return err
+		if _, err := s.purge(ctx, tx, consumerKey, []deadRow{job}, by); err != nil {
+			return err
+		}
+		return s.recordOperationOf(ctx, tx, consumerKey, op)
 	})
 }
 
 // PurgeAll deletes every job of the consumer that is dead, with its retries exhausted, when it begins, as RequeueAll
 // brings them back.
-func (s *Store) PurgeAll(ctx context.Context, consumerKey uint32, maxRetry int) (int64, error) {
-	return s.eachDeadBatch(ctx, consumerKey, exhausted, []any{maxRetry}, func(tx *sql.Tx, ids []ID, counted int64) (int64, error) {
-		return purge(ctx, tx, consumerKey, ids, counted)
+func (s *Store) PurgeAll(ctx context.Context, consumerKey uint32, maxRetry int, by string) (int64, error) {
+	op := operation{engine: EngineDelivery, name: opPurge, by: by, began: newStopwatch()}
+	n, err := s.eachDeadBatch(ctx, consumerKey, exhausted, []any{maxRetry}, func(tx *sql.Tx, jobs []deadRow) (int64, error) {
+		return s.purge(ctx, tx, consumerKey, jobs, by)
 	})
+	return n, s.recordBatches(ctx, consumerKey, op, n, err)
 }
 
 // exhausted is the condition under which a dead job may be deleted: its retries are used up, or its consumer said
@@ -88,7 +101,7 @@ const exhausted = ` AND (retryAttemptCount >= ? OR noRetry = 1)`
 // each batch locked. The walk goes forward by (statusChangedAt, id) and ends at the latest death there was at its
 // beginning.
 func (s *Store) eachDeadBatch(ctx context.Context, consumerKey uint32, cond string, condArgs []any,
-	fn func(tx *sql.Tx, ids []ID, counted int64) (int64, error)) (total int64, err error) {
+	fn func(tx *sql.Tx, jobs []deadRow) (int64, error)) (total int64, err error) {
 	var last sql.NullTime
 	if err := s.db.QueryRowContext(ctx, `SELECT MAX(statusChangedAt) FROM job WHERE consumerId = ? AND status = 1004`, consumerKey).Scan(&last); err != nil {
 		return 0, err
@@ -101,6 +114,7 @@ func (s *Store) eachDeadBatch(ctx context.Context, consumerKey uint32, cond stri
 		var batch []deadRow
 		var moved int64
 		err := s.inTx(ctx, func(tx *sql.Tx) (err error) {
+			moved = 0 // of an attempt that was rolled back
 			args := append([]any{consumerKey, at, at, id, last.Time}, condArgs...)
 			batch, err = collect(ctx, tx, scanDeadRow, `SELECT id, statusChangedAt, dlqCounted FROM job FORCE INDEX (changed)
 				WHERE consumerId = ? AND status = 1004 AND statusChangedAt >= ? AND (statusChangedAt > ? OR id > ?) AND statusChangedAt <= ?`+cond+`
@@ -108,12 +122,7 @@ func (s *Store) eachDeadBatch(ctx context.Context, consumerKey uint32, cond stri
 			if err != nil || len(batch) == 0 {
 				return err
 			}
-			ids, counted := make([]ID, len(batch)), int64(0)
-			for i, r := range batch {
-				ids[i] = r.id
-				counted += r.counted
-			}
-			moved, err = fn(tx, ids, counted)
+			moved, err = fn(tx, batch)
 			return err
 		})
 		if err != nil {
@@ -127,6 +136,7 @@ func (s *Store) eachDeadBatch(ctx context.Context, consumerKey uint32, cond stri
 	}
 }
 
+// deadRow is a dead job: when it died, and whether (0 or 1) it is in dead_count.
 type deadRow struct {
 	id      ID
 	at      time.Time
@@ -137,41 +147,51 @@ func scanDeadRow(rows *sql.Rows) (r deadRow, err error) {
 	return r, rows.Scan(&r.id, &r.at, &r.counted)
 }
 
-// requeue sends locked dead jobs back to QUEUED; counted of them are in dead_count.
-func requeue(ctx context.Context, tx *sql.Tx, consumerKey uint32, ids []ID, counted int64) (int64, error) {
-	n, err := affected(ctx, tx, `UPDATE job SET status = 1001, statusChangedAt = NOW(6), dueAt = NULL, retryAttemptCount = 0, noRetry = 0,
-		incrementalTimeout = 0, leaseOwner = NULL, dlqCounted = 0 WHERE id IN (`+placeholders("?", len(ids))+`) AND status = 1004`, anyIDs(ids)...)
+// requeue sends locked dead jobs back to QUEUED.
+func (s *Store) requeue(ctx context.Context, tx *sql.Tx, consumerKey uint32, jobs []deadRow, by string) (int64, error) {
+	n, err := affected(ctx, tx, `UPDATE job SET `+freshAgain+` WHERE id IN (`+placeholders("?", len(jobs))+`) AND status = 1004`, anyIDs(idsOf(jobs))...)
 	if err != nil {
 		return 0, err
 	}
-	return n, leftDead(ctx, tx, consumerKey, len(ids), n, counted)
+	return n, s.leftDead(ctx, tx, consumerKey, jobs, n, noteRetried, by)
 }
 
-// purge deletes locked dead jobs; counted of them are in dead_count.
-func purge(ctx context.Context, tx *sql.Tx, consumerKey uint32, ids []ID, counted int64) (int64, error) {
-	n, err := affected(ctx, tx, `DELETE FROM job WHERE id IN (`+placeholders("?", len(ids))+`) AND status = 1004`, anyIDs(ids)...)
+// freshAgain makes a job that was dead or shelved what it was when it was new.
+const freshAgain = `status = 1001, statusChangedAt = NOW(6), dueAt = NULL, retryAttemptCount = 0, noRetry = 0,
+	incrementalTimeout = 0, leaseOwner = NULL, firstFailedAt = NULL, dlqCounted = 0`
+
+// purge deletes locked dead jobs.
+func (s *Store) purge(ctx context.Context, tx *sql.Tx, consumerKey uint32, jobs []deadRow, by string) (int64, error) {
+	n, err := affected(ctx, tx, `DELETE FROM job WHERE id IN (`+placeholders("?", len(jobs))+`) AND status = 1004`, anyIDs(idsOf(jobs))...)
 	if err != nil {
 		return 0, err
 	}
-	if err := leftDead(ctx, tx, consumerKey, len(ids), n, counted); err != nil {
+	if err := s.leftDead(ctx, tx, consumerKey, jobs, n, noteDeleted, by); err != nil {
 		return 0, err
 	}
 	counts := tallies{}
 	counts.add(tallyJobs, consumerKey, -n)
-	return n, counts.write(ctx, tx, ids[0][len(ids[0])-1])
+	return n, counts.write(ctx, tx, jobs[0].id[len(ID{})-1])
 }
 
-// leftDead takes the jobs that left DEAD out of the count. They were locked when they were chosen, so all of them
-// moved; if not, the transaction is void.
-func leftDead(ctx context.Context, tx *sql.Tx, consumerKey uint32, chosen int, moved, counted int64) error {
-	if moved != int64(chosen) {
+// leftDead closes the records of jobs that left DEAD and takes them out of the count. They were locked when they were
+// chosen, so all of them moved; if not, the transaction is void.
+func (s *Store) leftDead(ctx context.Context, tx *sql.Tx, consumerKey uint32, jobs []deadRow, moved int64, note, by string) error {
+	if moved != int64(len(jobs)) {
 		return errors.New("dead jobs changed under their lock")
+	}
+	if err := s.closeRecords(ctx, tx, jobs, note, by); err != nil {
+		return err
+	}
+	counted := int64(0)
+	for _, j := range jobs {
+		counted += j.counted
 	}
 	return uncount(ctx, tx, consumerKey, counted)
 }
 
-// uncount lowers dead_count by jobs that were in it and are dead no more. Locks are taken in the order job, then
-// dlq_summary.
+// uncount lowers dead_count by jobs that were in it and are dead no more. Locks are taken in the order job,
+// engineDlq, dlq_summary, tally.
 func uncount(ctx context.Context, tx *sql.Tx, consumerKey uint32, counted int64) error {
 	if counted == 0 {
 		return nil

@@ -43,24 +43,24 @@ func TestRequeueOne(t *testing.T) {
 		before := w.rows(untouched)
 
 		for _, id := range alive {
-			if err := w.RequeueOne(w.ctx, k.Key, id); !errors.Is(err, storage.ErrNotDead) {
+			if err := w.RequeueOne(w.ctx, k.Key, id, "consumer"); !errors.Is(err, storage.ErrNotDead) {
 				t.Errorf("a job that is %d: %v", w.row(id).Status, err)
 			}
 		}
 		for _, id := range []storage.ID{foreign[0], storage.NewID()} {
-			if err := w.RequeueOne(w.ctx, k.Key, id); !errors.Is(err, storage.ErrNotFound) {
+			if err := w.RequeueOne(w.ctx, k.Key, id, "consumer"); !errors.Is(err, storage.ErrNotFound) {
 				t.Errorf("a job that is not the consumer's: %v", err)
 			}
 		}
 		for _, id := range []storage.ID{counted[0], uncounted[0]} {
-			w.ok(w.RequeueOne(w.ctx, k.Key, id))
+			w.ok(w.RequeueOne(w.ctx, k.Key, id, "consumer"))
 			got := w.row(id)
 			want := row{Status: 1001, ChangedAt: got.ChangedAt, Token: got.Token, ErrorClass: text("http_5xx"), Error: text("503")}
 			if got != want {
 				t.Errorf("%+v, want %+v", got, want)
 			}
 			w.countsRight()
-			if err := w.RequeueOne(w.ctx, k.Key, id); !errors.Is(err, storage.ErrNotDead) {
+			if err := w.RequeueOne(w.ctx, k.Key, id, "consumer"); !errors.Is(err, storage.ErrNotDead) {
 				t.Errorf("requeued twice: %v", err)
 			}
 		}
@@ -85,7 +85,7 @@ func TestPurgeOne(t *testing.T) {
 		w.exec(`UPDATE job SET retryAttemptCount = ? WHERE id = ?`, ourMaxRetry-1, early)
 		keep = append(keep, early)
 		for _, id := range append(keep, storage.NewID()) {
-			if err := w.PurgeOne(w.ctx, k.Key, id, ourMaxRetry); !errors.Is(err, storage.ErrNotFound) {
+			if err := w.PurgeOne(w.ctx, k.Key, id, ourMaxRetry, "consumer"); !errors.Is(err, storage.ErrNotFound) {
 				t.Error(err)
 			}
 		}
@@ -97,9 +97,9 @@ func TestPurgeOne(t *testing.T) {
 		uncounted := w.dead(1, k)[0]
 		declared := w.inStatus(k, storage.StatusDead, false)
 		for _, id := range []storage.ID{counted, uncounted, declared} {
-			w.ok(w.PurgeOne(w.ctx, k.Key, id, ourMaxRetry))
+			w.ok(w.PurgeOne(w.ctx, k.Key, id, ourMaxRetry, "consumer"))
 			w.countsRight()
-			if err := w.PurgeOne(w.ctx, k.Key, id, ourMaxRetry); !errors.Is(err, storage.ErrNotFound) {
+			if err := w.PurgeOne(w.ctx, k.Key, id, ourMaxRetry, "consumer"); !errors.Is(err, storage.ErrNotFound) {
 				t.Errorf("purged twice: %v", err)
 			}
 		}
@@ -147,7 +147,7 @@ func TestRequeueAllTakesWhatIsDeadWhenItBegins(t *testing.T) {
 		diedNew += int64(len(w.dead(2, k)))
 		w.countsRight()
 	})
-	if n := must(s.RequeueAll(w.ctx, k.Key)); n != total {
+	if n := must(s.RequeueAll(w.ctx, k.Key, "consumer")); n != total {
 		t.Errorf("requeued %d, want %d", n, total)
 	}
 	if diedAgain != 2000 || diedNew != 4 {
@@ -163,10 +163,10 @@ func TestRequeueAllTakesWhatIsDeadWhenItBegins(t *testing.T) {
 		t.Error("other jobs changed")
 	}
 	w.countsRight()
-	if n := must(w.RequeueAll(w.ctx, k.Key)); n != diedAgain+diedNew {
+	if n := must(w.RequeueAll(w.ctx, k.Key, "consumer")); n != diedAgain+diedNew {
 		t.Errorf("then requeued %d", n)
 	}
-	if n := must(w.RequeueAll(w.ctx, k.Key)); n != 0 {
+	if n := must(w.RequeueAll(w.ctx, k.Key, "consumer")); n != 0 {
 		t.Errorf("requeued %d of none", n)
 	}
 	w.countsRight()
@@ -190,7 +190,7 @@ func TestPurgeAllTakesWhatIsExhausted(t *testing.T) {
 	before := w.rows(keep)
 	diedNew := int64(0)
 	s := w.betweenBatches(func() { diedNew += int64(len(w.dead(2, k))); w.countsRight() })
-	if n := must(s.PurgeAll(w.ctx, k.Key, ourMaxRetry)); n != 1300+900+5 {
+	if n := must(s.PurgeAll(w.ctx, k.Key, ourMaxRetry, "consumer")); n != 1300+900+5 {
 		t.Errorf("purged %d", n)
 	}
 	if n := w.shown(k); n != 1200+diedNew || diedNew == 0 {
@@ -200,7 +200,7 @@ func TestPurgeAllTakesWhatIsExhausted(t *testing.T) {
 		t.Error("other jobs changed")
 	}
 	w.countsRight()
-	if n := must(w.PurgeAll(w.ctx, k.Key, ourMaxRetry)); n != diedNew {
+	if n := must(w.PurgeAll(w.ctx, k.Key, ourMaxRetry, "consumer")); n != diedNew {
 		t.Errorf("then purged %d, want %d", n, diedNew)
 	}
 	w.countsRight()
@@ -210,9 +210,11 @@ func TestPurgeAllTakesWhatIsExhausted(t *testing.T) {
 func TestRequeueAllInterrupted(t *testing.T) {
 	t.Parallel()
 	for name, all := range map[string]func(context.Context, *storage.Store, uint32) (int64, error){
-		"requeue": func(ctx context.Context, s *storage.Store, k uint32) (int64, error) { return s.RequeueAll(ctx, k) },
+		"requeue": func(ctx context.Context, s *storage.Store, k uint32) (int64, error) {
+			return s.RequeueAll(ctx, k, "consumer")
+		},
 		"purge": func(ctx context.Context, s *storage.Store, k uint32) (int64, error) {
-			return s.PurgeAll(ctx, k, ourMaxRetry)
+			return s.PurgeAll(ctx, k, ourMaxRetry, "consumer")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -259,12 +261,12 @@ func TestRequeueAndPurgeAtOnce(t *testing.T) {
 			})
 		}
 		for range 2 {
-			run(&requeued, func(s *storage.Store) (int64, error) { return s.RequeueAll(w.ctx, k.Key) })
-			run(&purged, func(s *storage.Store) (int64, error) { return s.PurgeAll(w.ctx, k.Key, ourMaxRetry) })
+			run(&requeued, func(s *storage.Store) (int64, error) { return s.RequeueAll(w.ctx, k.Key, "consumer") })
+			run(&purged, func(s *storage.Store) (int64, error) { return s.PurgeAll(w.ctx, k.Key, ourMaxRetry, "consumer") })
 		}
 		run(&one, func(s *storage.Store) (n int64, err error) {
 			for _, id := range ids[1500:] {
-				if err := s.RequeueOne(w.ctx, k.Key, id); err == nil {
+				if err := s.RequeueOne(w.ctx, k.Key, id, "consumer"); err == nil {
 					n++
 				} else if !errors.Is(err, storage.ErrNotDead) && !errors.Is(err, storage.ErrNotFound) {
 					return n, err

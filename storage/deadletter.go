@@ -3,6 +3,7 @@ package storage
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -108,4 +109,9 @@ var (
 	ErrBadResolution = errors.New("the dead letter is not pending")
 	// ErrNoQueue: the queue that the dead letter came from is no channel of this broker.
 	ErrNoQueue = errors.New("the original queue is not served here")
+	// ErrJobGone: the job of the dead letter was deleted, or is neither dead nor shelved, so it cannot be retried. It is
+	// an ErrBadResolution, too.
+	ErrJobGone = fmt.Errorf("its job can no longer be retried: %w", ErrBadResolution)
+	// ErrReservedEngine: entries of EngineDelivery are written by the broker alone.
+	ErrReservedEngine = errors.New("dead letters of this engine are written by the broker alone")
 )

@@ -53,8 +53,16 @@ var (
 
 func expectRequeue(mock sqlmock.Sqlmock) *sqlmock.ExpectedExec {
 	mock.ExpectBegin()
-	mock.ExpectQuery(`SELECT status`).WillReturnRows(sqlmock.NewRows([]string{"status", "dlqCounted"}).AddRow(1004, 0))
+	mock.ExpectQuery(`SELECT j.status`).WillReturnRows(sqlmock.NewRows([]string{"status", "statusChangedAt", "dlqCounted", "messageId"}).
+		AddRow(1004, time.Unix(1, 0), 0, "m1"))
 	return mock.ExpectExec(`UPDATE job`)
+}
+
+// expectRecords is what follows the requeue of a job that went well.
+func expectRecords(mock sqlmock.Sqlmock) {
+	mock.ExpectExec("UPDATE `engineDlq`").WillReturnResult(sqlmock.NewResult(0, 1))
+	mock.ExpectQuery(`SELECT COALESCE`).WillReturnRows(sqlmock.NewRows([]string{"consumerId"}).AddRow("k"))
+	mock.ExpectExec("INSERT INTO `engineHistory`").WillReturnResult(sqlmock.NewResult(0, 1))
 }
 
 func TestTransactionFaults(t *testing.T) {
@@ -68,6 +76,7 @@ func TestTransactionFaults(t *testing.T) {
 		{"begin fails", func(mock sqlmock.Sqlmock) { mock.ExpectBegin().WillReturnError(errDriver) }, errDriver},
 		{"commit fails", func(mock sqlmock.Sqlmock) {
 			expectRequeue(mock).WillReturnResult(one)
+			expectRecords(mock)
 			mock.ExpectCommit().WillReturnError(errDriver)
 		}, errDriver},
 		{"statement fails", func(mock sqlmock.Sqlmock) {
@@ -86,10 +95,12 @@ func TestTransactionFaults(t *testing.T) {
 			expectRequeue(mock).WillReturnError(errDeadlock)
 			mock.ExpectRollback()
 			expectRequeue(mock).WillReturnResult(one)
+			expectRecords(mock)
 			mock.ExpectCommit().WillReturnError(&mysql.MySQLError{Number: 1205})
 			expectRequeue(mock).WillReturnError(&mysql.MySQLError{Number: 1020})
 			mock.ExpectRollback()
 			expectRequeue(mock).WillReturnResult(one)
+			expectRecords(mock)
 			mock.ExpectCommit()
 		}, nil},
 		{"deadlocks without end", func(mock sqlmock.Sqlmock) {
@@ -103,7 +114,7 @@ func TestTransactionFaults(t *testing.T) {
 			t.Parallel()
 			s, mock := faulty(t)
 			tt.expect(mock)
-			if err := s.RequeueOne(t.Context(), 1, storage.NewID()); !errors.Is(err, tt.want) {
+			if err := s.RequeueOne(t.Context(), 1, storage.NewID(), "consumer"); !errors.Is(err, tt.want) {
 				t.Errorf("%v, want %v", err, tt.want)
 			}
 		})
@@ -141,7 +152,7 @@ func TestDeadlocksEndWithTheContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = s.Close() }()
-	if err := s.RequeueOne(ctx, 1, storage.NewID()); !errors.Is(err, context.Canceled) || attempts != 3 {
+	if err := s.RequeueOne(ctx, 1, storage.NewID(), "consumer"); !errors.Is(err, context.Canceled) || attempts != 3 {
 		t.Errorf("after %d attempts: %v", attempts, err)
 	}
 }

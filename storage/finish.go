@@ -29,6 +29,7 @@ type Outcome struct {
 	Delay       time.Duration // of RetryLater
 	ErrorClass  string        // of RetryLater and Die: at most 32 ASCII characters
 	Error       string        // of RetryLater and Die: cut to 512 characters
+	Attempt     *Attempt      // for the history; nil: none is kept
 }
 
 // group is the part of outcomes that one statement can write for many jobs.
@@ -46,7 +47,11 @@ var errSomeLost = errors.New("some leases were lost")
 func (s *Store) Finish(ctx context.Context, shard uint8, outcomes []Outcome) (lost []Outcome, err error) {
 	outcomes = slices.Clone(outcomes)
 	slices.SortStableFunc(outcomes, func(a, b Outcome) int { return slices.Compare(a.JobID[:], b.JobID[:]) })
-	err = s.inTx(ctx, func(tx *sql.Tx) error { return finish(ctx, tx, shard, outcomes) })
+	attempts, err := s.attemptsOf(ctx, outcomes)
+	if err != nil {
+		return nil, err
+	}
+	err = s.inTx(ctx, func(tx *sql.Tx) error { return s.finish(ctx, tx, shard, outcomes, attempts) })
 	if !errors.Is(err, errSomeLost) {
 		return nil, err
 	}
@@ -56,13 +61,15 @@ func (s *Store) Finish(ctx context.Context, shard uint8, outcomes []Outcome) (lo
 			return err
 		}
 		lost = gone
-		return finish(ctx, tx, shard, held)
+		return s.finish(ctx, tx, shard, held, attempts)
 	})
 	return lost, err
 }
 
-func finish(ctx context.Context, tx *sql.Tx, shard uint8, outcomes []Outcome) error {
+// finish locks in the order job, engineDlq, engineHistory, tally.
+func (s *Store) finish(ctx context.Context, tx *sql.Tx, shard uint8, outcomes []Outcome, attempts attemptLog) error {
 	groups := map[group][]Outcome{}
+	var dead []ID
 	var order []group
 	counts := tallies{}
 	for _, o := range outcomes {
@@ -71,8 +78,11 @@ func finish(ctx context.Context, tx *sql.Tx, shard uint8, outcomes []Outcome) er
 			order = append(order, g)
 		}
 		groups[g] = append(groups[g], o)
-		if o.Verdict == Delivered {
+		switch o.Verdict {
+		case Delivered:
 			counts.add(tallyDelivered, o.ConsumerKey, 1)
+		case Die:
+			dead = append(dead, o.JobID)
 		}
 	}
 	for _, g := range order {
@@ -80,8 +90,17 @@ func finish(ctx context.Context, tx *sql.Tx, shard uint8, outcomes []Outcome) er
 			return err
 		}
 	}
+	if err := s.recordDeaths(ctx, tx, dead); err != nil {
+		return err
+	}
+	if err := s.recordAttempts(ctx, tx, outcomes, attempts); err != nil {
+		return err
+	}
 	return counts.write(ctx, tx, shard)
 }
+
+// failed is set by every attempt that counts and fails.
+const failed = `firstFailedAt = COALESCE(firstFailedAt, NOW(6))`
 
 func finishGroup(ctx context.Context, tx *sql.Tx, g group, outcomes []Outcome) error {
 	var set string
@@ -90,10 +109,10 @@ func finishGroup(ctx context.Context, tx *sql.Tx, g group, outcomes []Outcome) e
 	case Delivered:
 		set = `status = 1003, dueAt = NULL`
 	case RetryLater:
-		set = `status = 1001, retryAttemptCount = retryAttemptCount + 1, dueAt = NOW(6) + INTERVAL ? MICROSECOND, lastErrorClass = ?, lastError = ?`
+		set = `status = 1001, retryAttemptCount = retryAttemptCount + 1, dueAt = NOW(6) + INTERVAL ? MICROSECOND, ` + failed + `, lastErrorClass = ?, lastError = ?`
 		args = append(args, micros(g.delay), g.errorClass, clip(g.error, 512))
 	case Die:
-		set = `status = 1004, dueAt = NULL, lastErrorClass = ?, lastError = ?`
+		set = `status = 1004, dueAt = NULL, ` + failed + `, lastErrorClass = ?, lastError = ?`
 		args = append(args, g.errorClass, clip(g.error, 512))
 	case HandBack:
 		set = `status = 1001, dueAt = NULL`
@@ -180,7 +199,7 @@ func (s *Store) ReapLeases(ctx context.Context, consumerKey uint32, p LeasePolic
 		if out.Requeued, err = takeBack(ctx, tx, again, p.Type == TypePush); err != nil {
 			return err
 		}
-		out.Dead, err = dieOfLostLease(ctx, tx, dead)
+		out.Dead, err = s.dieOfLostLease(ctx, tx, dead)
 		return err
 	})
 	return out, err
@@ -195,21 +214,24 @@ func takeBack(ctx context.Context, tx *sql.Tx, ids []ID, countAttempt bool) (int
 	}
 	set := `status = 1001, statusChangedAt = NOW(6), incrementalTimeout = 0, leaseOwner = NULL`
 	if countAttempt {
-		set += `, retryAttemptCount = retryAttemptCount + 1, lastErrorClass = '` + ErrorClassLeaseLost + `', lastError = 'the instance that had it in flight was lost'`
+		set += `, retryAttemptCount = retryAttemptCount + 1, ` + failed + `, lastErrorClass = '` + ErrorClassLeaseLost + `', lastError = 'the instance that had it in flight was lost'`
 	}
 	// The guard reads dueAt, so it is the last to change.
 	n, err := affected(ctx, tx, `UPDATE job SET `+set+`, dueAt = NULL WHERE id IN (`+placeholders("?", len(ids))+`)`+leaseEnded, anyIDs(ids)...)
 	return int(n), err
 }
 
-func dieOfLostLease(ctx context.Context, tx *sql.Tx, ids []ID) (int, error) {
+func (s *Store) dieOfLostLease(ctx context.Context, tx *sql.Tx, ids []ID) (int, error) {
 	if len(ids) == 0 {
 		return 0, nil
 	}
-	n, err := affected(ctx, tx, `UPDATE job SET status = 1004, statusChangedAt = NOW(6), leaseOwner = NULL, lastErrorClass = '`+ErrorClassLeaseLost+`',
+	n, err := affected(ctx, tx, `UPDATE job SET status = 1004, statusChangedAt = NOW(6), leaseOwner = NULL, `+failed+`, lastErrorClass = '`+ErrorClassLeaseLost+`',
 		lastError = 'the instance that made the last attempt was lost: the outcome is unknown', dueAt = NULL
 		WHERE id IN (`+placeholders("?", len(ids))+`)`+leaseEnded, anyIDs(ids)...)
-	return int(n), err
+	if err != nil {
+		return 0, err
+	}
+	return int(n), s.recordDeaths(ctx, tx, ids)
 }
 
 // ErrorClassLeaseLost is the error class of attempts whose instance did not come back.

@@ -22,14 +22,37 @@ const historyTime = 4 * time.Second
 
 // TestHistories lets many actors loose on the same jobs at once, each with its own connection pool as another instance
 // has: those that accept, claim, finish (some late, some twice), reap, requeue, purge, pull, count, delete consumers,
-// and some who write to the table by hand and know nothing of counts. A checker compares counts and rows in one
-// statement all the while; at rest everything must add up. I1 to I5 and I9 of the design, and of I8 that no job is lost.
+// resolve, expire and retry dead letters, and some who write to the table by hand and know nothing of counts. A checker
+// compares counts and rows in one statement all the while; at rest everything must add up. I1 to I5 and I9 of the
+// design, and of I8 that no job is lost.
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, w *world) {
 		h := newHistory(w)
+		h.run(actor{"killer", h.killer})
+		h.atRest()
+		for _, k := range []*storage.Consumer{h.push, h.pull, h.doomed} {
+			if drift := must(h.RepairDeadCount(h.ctx, k.Key)); drift != 0 {
+				t.Errorf("%s: a drift of %d was repaired", k.ID, drift)
+			}
+		}
+		h.recordsRight()
+	})
+}
+
+// TestRecordsOfHistories is TestHistories without those who write by hand: in every snapshot each dead job has its open
+// dead letter. I10 of the design.
+func TestRecordsOfHistories(t *testing.T) {
+	t.Parallel()
+	eachWay(t, func(t *testing.T, w *world) {
+		h := newHistory(w)
+		h.checks = append(h.checks, wrongRecords)
 		h.run()
 		h.atRest()
+		h.recordsRight()
+		if h.resolved.Load() == 0 || h.retried.Load() == 0 {
+			t.Errorf("%d dead letters resolved or expired, %d retried: too little happened", h.resolved.Load(), h.retried.Load())
+		}
 	})
 }
 
@@ -39,6 +62,9 @@ type history struct {
 
 	accepted, purged atomic.Int64 // jobs of push and pull
 	snapshots        atomic.Int64
+	resolved         atomic.Int64 // dead letters resolved or expired
+	retried          atomic.Int64
+	checks           []func(context.Context, *sql.DB) (string, error) // of every snapshot
 
 	mu   sync.Mutex
 	jobs []storage.Outcome // attempts that were begun, to be ended by whoever comes
@@ -54,23 +80,25 @@ func (h *history) theDoomed() *storage.Consumer {
 }
 
 func newHistory(w *world) *history {
-	h := &history{world: w, won: map[storage.Outcome]int{}}
+	h := &history{world: w, won: map[storage.Outcome]int{}, checks: []func(context.Context, *sql.DB) (string, error){wrongCounts}}
 	h.push, h.pull, h.doomed = w.consumer("push", storage.TypePush), w.consumer("pull", storage.TypePull), w.consumer("doomed", storage.TypePush)
 	return h
 }
 
+type actor struct {
+	name string
+	act  func(context.Context, *storage.Store, *rand.Rand) error
+}
+
 // run starts every actor and the checker, and waits for them.
-func (h *history) run() {
+func (h *history) run(more ...actor) {
 	ctx, stop := context.WithTimeout(h.ctx, historyTime)
 	defer stop()
-	actors := []struct {
-		name string
-		act  func(context.Context, *storage.Store, *rand.Rand) error
-	}{
+	actors := append([]actor{
 		{"acceptor", h.acceptor}, {"claimer", h.claimer}, {"other claimer", h.claimer}, {"finisher", h.finisher}, {"late finisher", h.finisher},
-		{"reaper", h.reaper}, {"requeuer", h.requeuer}, {"purger", h.purger}, {"puller", h.puller}, {"killer", h.killer},
-		{"counter", h.counter}, {"other counter", h.counter}, {"deleter", h.deleter},
-	}
+		{"reaper", h.reaper}, {"requeuer", h.requeuer}, {"purger", h.purger}, {"puller", h.puller},
+		{"counter", h.counter}, {"other counter", h.counter}, {"deleter", h.deleter}, {"resolver", h.resolver}, {"other resolver", h.resolver},
+	}, more...)
 	var wg sync.WaitGroup
 	for i, a := range actors {
 		s, r := h.another(), rand.New(rand.NewPCG(rand.Uint64(), uint64(i)))
@@ -87,10 +115,12 @@ func (h *history) run() {
 	checker := h.another()
 	wg.Go(func() {
 		for ctx.Err() == nil {
-			wrong, err := wrongCounts(h.ctx, checker.DB())
-			if err != nil || wrong != "" {
-				h.t.Errorf("in a snapshot: %s %v", wrong, err)
-				stop()
+			for _, check := range h.checks {
+				wrong, err := check(h.ctx, checker.DB())
+				if err != nil || wrong != "" {
+					h.t.Errorf("in a snapshot: %s %v", wrong, err)
+					stop()
+				}
 			}
 			h.snapshots.Add(1)
 		}
@@ -145,6 +175,54 @@ func (h *history) atRest() {
 		t.Errorf("%d snapshots, %d attempts ended, %d purged: too little happened", h.snapshots.Load(), len(h.won), h.purged.Load())
 	}
 	t.Logf("%d jobs, %d attempts ended, %d purged, %d snapshots; %v", h.accepted.Load(), len(h.won), h.purged.Load(), h.snapshots.Load(), byStatus)
+}
+
+// recordsRight fails the test unless the open dead letters are those of the dead jobs.
+func (h *history) recordsRight() {
+	h.t.Helper()
+	if wrong := must(wrongRecords(h.ctx, h.DB())); wrong != "" {
+		h.t.Error(wrong)
+	}
+	for _, k := range []*storage.Consumer{h.push, h.pull, h.doomed} {
+		if missing, stray, err := h.DeadLetterDrift(h.ctx, k.Key); err != nil || missing != 0 || stray != 0 {
+			h.t.Errorf("%s: %d dead letters are missing, %d are stray, %v", k.ID, missing, stray, err)
+		}
+	}
+}
+
+// resolver resolves, expires and retries what is dead or was shelved.
+func (h *history) resolver(ctx context.Context, s *storage.Store, r *rand.Rand) error {
+	if r.IntN(20) == 0 {
+		n, err := s.ExpireDeadLetters(ctx, time.Duration(r.IntN(2000))*time.Millisecond, "", "resolver")
+		h.resolved.Add(n)
+		return err
+	}
+	f := storage.DLQFilter{Engine: storage.EngineDelivery, InstanceID: []string{"", "push", "pull"}[r.IntN(3)]}
+	f.Status = []storage.DLQStatus{"", storage.DLQPending, storage.DLQPending, storage.DLQResolved, storage.DLQExpired}[r.IntN(5)]
+	letters, _, err := s.ListDeadLetters(ctx, f, nil, 20)
+	if err != nil || len(letters) == 0 {
+		return err
+	}
+	d := letters[r.IntN(len(letters))]
+	if r.IntN(2) == 0 {
+		again, err := s.RetryDeadLetter(ctx, d.Engine, d.RowKey, "resolver")
+		if again.Again {
+			h.retried.Add(1)
+		}
+		if errors.Is(err, storage.ErrJobGone) {
+			return nil
+		}
+		return err
+	}
+	to := []storage.DLQStatus{storage.DLQResolved, storage.DLQExpired}[r.IntN(2)]
+	_, err = s.ResolveDeadLetter(ctx, d.Engine, d.RowKey, storage.Resolution{Status: to, Notes: "seen", By: "resolver"})
+	if errors.Is(err, storage.ErrBadResolution) {
+		return nil
+	}
+	if err == nil {
+		h.resolved.Add(1)
+	}
+	return err
 }
 
 // drawLease has a third of the leases run out at once.
@@ -237,14 +315,14 @@ func (h *history) oneOf(ctx context.Context, s *storage.Store, k *storage.Consum
 func (h *history) requeuer(ctx context.Context, s *storage.Store, r *rand.Rand) error {
 	k := []*storage.Consumer{h.push, h.pull}[r.IntN(2)]
 	if r.IntN(8) == 0 {
-		_, err := s.RequeueAll(ctx, k.Key)
+		_, err := s.RequeueAll(ctx, k.Key, "consumer")
 		return err
 	}
 	id, ok, err := h.oneOf(ctx, s, k, 1004)
 	if !ok {
 		return err
 	}
-	err = s.RequeueOne(ctx, k.Key, id)
+	err = s.RequeueOne(ctx, k.Key, id, "consumer")
 	if errors.Is(err, storage.ErrNotDead) || errors.Is(err, storage.ErrNotFound) {
 		return nil
 	}
@@ -254,7 +332,7 @@ func (h *history) requeuer(ctx context.Context, s *storage.Store, r *rand.Rand) 
 func (h *history) purger(ctx context.Context, s *storage.Store, r *rand.Rand) error {
 	k := []*storage.Consumer{h.push, h.pull}[r.IntN(2)]
 	if r.IntN(8) == 0 {
-		n, err := s.PurgeAll(ctx, k.Key, r.IntN(3))
+		n, err := s.PurgeAll(ctx, k.Key, r.IntN(3), "consumer")
 		h.purged.Add(n)
 		return err
 	}
@@ -262,7 +340,7 @@ func (h *history) purger(ctx context.Context, s *storage.Store, r *rand.Rand) er
 	if !ok {
 		return err
 	}
-	err = s.PurgeOne(ctx, k.Key, id, r.IntN(3))
+	err = s.PurgeOne(ctx, k.Key, id, r.IntN(3), "consumer")
 	if errors.Is(err, storage.ErrNotFound) {
 		return nil
 	}
@@ -286,14 +364,13 @@ func (h *history) puller(ctx context.Context, s *storage.Store, r *rand.Rand) er
 	return err
 }
 
-// killer writes by hand: it kills, brings back and shelves, and counts nothing.
+// killer writes by hand: it kills and brings back, and counts nothing.
 func (h *history) killer(ctx context.Context, s *storage.Store, r *rand.Rand) error {
 	statement := []string{
 		`UPDATE job SET status = 1004 WHERE consumerId = ? AND status IN (1001, 1002) LIMIT 3`,
 		`UPDATE job SET status = 1004, statusChangedAt = NOW(6), dueAt = NULL WHERE consumerId = ? AND status = 1002 LIMIT 5`,
 		`UPDATE job SET status = 1001, dueAt = NULL WHERE consumerId = ? AND status = 1004 LIMIT 2`,
-		`UPDATE job SET status = 1005, dueAt = NULL WHERE consumerId = ? AND status = 1004 LIMIT 1`,
-	}[r.IntN(4)]
+	}[r.IntN(3)]
 	_, err := s.DB().ExecContext(ctx, statement, []*storage.Consumer{h.push, h.pull, h.theDoomed()}[r.IntN(3)].Key)
 	return err
 }

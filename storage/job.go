@@ -51,17 +51,36 @@ type QueuedJob struct {
 	Body        []byte
 }
 
-// QueuedJobs lists the jobs that a pull consumer may take, the highest priority first and the oldest first within it.
+// QueuedBytes bounds the bodies of what QueuedJobs returns, together: 8 MiB.
+const QueuedBytes = 8 << 20
+
+// QueuedJobs lists the jobs that a pull consumer may take, the highest priority first and the oldest first within it:
+// limit jobs, and no more than QueuedBytes of bodies, but one job at least where there is any.
 // It reads at most twice limit rows of the claim key, however long the backlog is: jobs that never waited and, of a
 // consumer that was a push consumer before, retries whose time has come.
 func (s *Store) QueuedJobs(ctx context.Context, consumerKey uint32, limit int) ([]QueuedJob, error) {
-	ids, err := collect(ctx, s.db, scanID, `SELECT id FROM (
-			(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt IS NULL ORDER BY precedence, id LIMIT ?)
-			UNION ALL
-			(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt <= NOW(6) ORDER BY dueAt LIMIT ?)
-		) either ORDER BY precedence, id LIMIT ?`, consumerKey, limit, consumerKey, limit, limit)
-	if err != nil || len(ids) == 0 {
+	type sized struct {
+		id   ID
+		size int64 // of its body
+	}
+	listed, err := collect(ctx, s.db, func(rows *sql.Rows) (j sized, err error) { return j, rows.Scan(&j.id, &j.size) }, `SELECT listed.id, LENGTH(p.body) FROM (
+			SELECT id, precedence FROM (
+				(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt IS NULL ORDER BY precedence, id LIMIT ?)
+				UNION ALL
+				(SELECT id, precedence FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt <= NOW(6) ORDER BY dueAt LIMIT ?)
+			) either ORDER BY precedence, id LIMIT ?
+		) listed JOIN job j ON j.id = listed.id JOIN message_payload p ON p.messageId = j.messageId
+		ORDER BY listed.precedence, listed.id`, consumerKey, limit, consumerKey, limit, limit)
+	if err != nil || len(listed) == 0 {
 		return nil, err
+	}
+	var ids []ID
+	var bytes int64
+	for _, j := range listed {
+		if bytes += j.size; bytes > QueuedBytes && len(ids) > 0 {
+			break
+		}
+		ids = append(ids, j.id)
 	}
 	jobs, err := collect(ctx, s.db, func(rows *sql.Rows) (QueuedJob, error) {
 		var q QueuedJob
@@ -93,9 +112,9 @@ type PullState struct {
 func (s *Store) SetPullState(ctx context.Context, p PullState) error {
 	return s.inTx(ctx, func(tx *sql.Tx) error {
 		var status Status
-		var counted int64
-		err := tx.QueryRowContext(ctx, `SELECT status, dlqCounted FROM job WHERE id = ? AND consumerId = ? FOR UPDATE`, p.Job, p.Consumer.Key).
-			Scan(&status, &counted)
+		was := deadRow{id: p.Job}
+		err := tx.QueryRowContext(ctx, `SELECT status, statusChangedAt, dlqCounted FROM job WHERE id = ? AND consumerId = ? FOR UPDATE`, p.Job, p.Consumer.Key).
+			Scan(&status, &was.at, &was.counted)
 		if errors.Is(err, sql.ErrNoRows) {
 			return ErrNotFound
 		}
@@ -104,25 +123,32 @@ func (s *Store) SetPullState(ctx context.Context, p PullState) error {
 		}
 		switch {
 		case p.Next == StatusInflight && (status == StatusQueued || status == StatusDead):
-			return pullInflight(ctx, tx, p, status, counted)
+			return s.pullInflight(ctx, tx, p, status, was)
 		case status == StatusInflight && p.Next == StatusDelivered:
 			return pullDelivered(ctx, tx, p)
 		case status == StatusInflight && p.Next == StatusDead:
-			return guarded(affected(ctx, tx, `UPDATE job SET status = 1004, statusChangedAt = NOW(6), dueAt = NULL, noRetry = 1, leaseOwner = NULL,
-				lastErrorClass = 'declared', lastError = 'declared dead by its consumer' WHERE id = ? AND status = 1002`, p.Job))
+			if err := guarded(affected(ctx, tx, `UPDATE job SET status = 1004, statusChangedAt = NOW(6), dueAt = NULL, noRetry = 1, leaseOwner = NULL,
+				firstFailedAt = COALESCE(firstFailedAt, NOW(6)), lastErrorClass = 'declared', lastError = 'declared dead by its consumer'
+				WHERE id = ? AND status = 1002`, p.Job)); err != nil {
+				return err
+			}
+			return s.recordDeaths(ctx, tx, []ID{p.Job})
 		}
 		return ErrBadTransition
 	})
 }
 
-func pullInflight(ctx context.Context, tx *sql.Tx, p PullState, from Status, counted int64) error {
+func (s *Store) pullInflight(ctx context.Context, tx *sql.Tx, p PullState, from Status, was deadRow) error {
 	lease := p.Lease + time.Duration(p.IncrementalTimeout)*time.Second
 	if err := guarded(affected(ctx, tx, `UPDATE job SET status = 1002, statusChangedAt = NOW(6), dueAt = NOW(6) + INTERVAL ? MICROSECOND,
 		incrementalTimeout = ?, noRetry = 0, dlqCounted = 0, leaseOwner = NULL, leaseToken = 0 WHERE id = ? AND status = ?`,
 		micros(lease), p.IncrementalTimeout, p.Job, from)); err != nil {
 		return err
 	}
-	return uncount(ctx, tx, p.Consumer.Key, counted)
+	if from != StatusDead {
+		return uncount(ctx, tx, p.Consumer.Key, was.counted)
+	}
+	return s.leftDead(ctx, tx, p.Consumer.Key, []deadRow{was}, 1, noteRetried, byConsumer)
 }
 
 func pullDelivered(ctx context.Context, tx *sql.Tx, p PullState) error {

@@ -17,8 +17,8 @@ type StatusCount struct {
 	Oldest, Newest        *time.Time // of the jobs' last status changes
 }
 
-// jobStatusSQL reads every consumer with a handful of index probes, however many jobs it has: all jobs and delivered
-// ones from the tally, dead ones as DeadCounts does, those in flight and shelved by counting index entries (few), and
+// jobStatusSQL reads every consumer with a handful of index probes, however many jobs it has: all jobs, delivered
+// and shelved ones from the tally, dead ones as DeadCounts does, those in flight by counting index entries (few), and
 // the rest is QUEUED. The oldest and newest of each state are one probe each
 // (MySQL sorts all of them unless the ORDER BY names the whole key).
 var jobStatusSQL = func() string {
@@ -34,7 +34,7 @@ var jobStatusSQL = func() string {
 		(SELECT COALESCE(SUM(n), 0) FROM tally WHERE kind = 2 AND refId = c.id),
 		COALESCE(s.dead_count, 0) + COALESCE(d.delta, 0),
 		(SELECT COUNT(*) FROM job j FORCE INDEX (claim) WHERE j.consumerId = c.id AND j.status = 1002),
-		(SELECT COUNT(*) FROM job j FORCE INDEX (claim) WHERE j.consumerId = c.id AND j.status = 1005)` + probes.String() + `
+		(SELECT COALESCE(SUM(n), 0) FROM tally WHERE kind = 4 AND refId = c.id)` + probes.String() + `
 		FROM consumer c
 		JOIN channel ch ON ch.id = c.channelId
 		LEFT JOIN dlq_summary s ON s.consumerId = c.id

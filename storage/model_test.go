@@ -16,13 +16,13 @@ import (
 )
 
 // TestModel runs random histories against a model in memory and compares everything after each step: states, retries,
-// tokens, due times, what each call returned, the dead counts and the counters of /job-status.
+// tokens, due times, what each call returned, the dead counts, the dead letters and the counters of /job-status.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, w *world) {
 		rapid.Check(t, func(rt *rapid.T) {
 			// Each history begins with nothing, also after one that failed.
-			for _, table := range []string{"dlq_summary", "consumer", "consumer_removal", "job"} {
+			for _, table := range []string{"dlq_summary", "consumer", "consumer_removal", "job", "engineDlq"} {
 				w.exec(`DELETE FROM ` + table)
 			}
 			m := &model{world: w, jobs: map[storage.ID]*modelJob{}}
@@ -32,6 +32,7 @@ func TestModel(t *testing.T) {
 				"accept": m.accept, "claim": m.claim, "finish": m.finishSome, "reap": m.reap, "count": m.count,
 				"requeue one": m.requeueOne, "requeue all": m.requeueAll, "purge one": m.purgeOne, "purge all": m.purgeAll,
 				"pull": m.pull, "kill": m.kill, "revive": m.revive, "delete consumer": m.deleteConsumer,
+				"resolve": m.resolve, "retry": m.retry, "expire all": m.expireAll,
 				"": m.compare,
 			})
 			for must(w.CountBatch(w.ctx, 3)).More {
@@ -233,7 +234,7 @@ func (m *model) back(j *modelJob) {
 
 func (m *model) requeueOne(rt *rapid.T) {
 	j := m.anyJob(rt)
-	err := m.RequeueOne(m.ctx, j.consumer.Key, j.id)
+	err := m.RequeueOne(m.ctx, j.consumer.Key, j.id, "consumer")
 	if j.status != storage.StatusDead {
 		if !errors.Is(err, storage.ErrNotDead) {
 			rt.Errorf("requeue of a job that is %v: %v", j.status, err)
@@ -254,7 +255,7 @@ func (m *model) requeueAll(rt *rapid.T) {
 	for _, j := range dead {
 		m.back(j)
 	}
-	if n := must(m.RequeueAll(m.ctx, k.Key)); n != int64(len(dead)) {
+	if n := must(m.RequeueAll(m.ctx, k.Key, "consumer")); n != int64(len(dead)) {
 		rt.Errorf("requeued %d, want %d", n, len(dead))
 	}
 }
@@ -262,7 +263,7 @@ func (m *model) requeueAll(rt *rapid.T) {
 func (m *model) purgeOne(rt *rapid.T) {
 	j := m.anyJob(rt)
 	maxRetry := rapid.IntRange(0, 2).Draw(rt, "max retry")
-	err := m.PurgeOne(m.ctx, j.consumer.Key, j.id, maxRetry)
+	err := m.PurgeOne(m.ctx, j.consumer.Key, j.id, maxRetry, "consumer")
 	if j.status != storage.StatusDead || j.retries < maxRetry && !j.noRetry {
 		if !errors.Is(err, storage.ErrNotFound) {
 			rt.Errorf("purge of %+v with at most %d retries: %v", j, maxRetry, err)
@@ -283,7 +284,7 @@ func (m *model) purgeAll(rt *rapid.T) {
 			want++
 		}
 	}
-	if n := must(m.PurgeAll(m.ctx, k.Key, maxRetry)); n != want {
+	if n := must(m.PurgeAll(m.ctx, k.Key, maxRetry, "consumer")); n != want {
 		rt.Errorf("purged %d, want %d", n, want)
 	}
 }
@@ -314,7 +315,91 @@ func (m *model) kill(rt *rapid.T) {
 	if j := m.anyJob(rt); j.status == storage.StatusQueued || j.status == storage.StatusInflight {
 		m.exec(`UPDATE job SET status = 1004 WHERE id = ?`, j.id)
 		j.status = storage.StatusDead
+		m.repair(rt, j.consumer)
 	}
+}
+
+// repair mends the dead letters of a consumer whose jobs somebody wrote to; the count never needs it.
+func (m *model) repair(rt *rapid.T, k *storage.Consumer) {
+	if drift := must(m.RepairDeadCount(m.ctx, k.Key)); drift != 0 {
+		rt.Errorf("a drift of %d was repaired", drift)
+	}
+}
+
+// letterOf is the key of the dead letter that a job has, or had last.
+func (m *model) letterOf(rt *rapid.T, j *modelJob) string {
+	f := storage.DLQFilter{Engine: storage.EngineDelivery, InstanceID: j.consumer.ID}
+	letters, more := []storage.DeadLetter{}, false
+	for _, d := range must2(m.ListDeadLetters(m.ctx, f, nil, 1000))(&more) {
+		if d.Job == j.id {
+			letters = append(letters, d)
+		}
+	}
+	if more {
+		rt.Errorf("more than 1000 dead letters")
+	}
+	if len(letters) == 0 {
+		rt.Skip("it never died")
+	}
+	return letters[0].RowKey
+}
+
+func (m *model) resolve(rt *rapid.T) {
+	j := m.anyJob(rt)
+	key := m.letterOf(rt, j)
+	to := rapid.SampledFrom([]storage.DLQStatus{storage.DLQResolved, storage.DLQExpired}).Draw(rt, "to")
+	d, err := m.ResolveDeadLetter(m.ctx, storage.EngineDelivery, key, storage.Resolution{Status: to, Notes: "n", By: "me"})
+	if j.status != storage.StatusDead {
+		if !errors.Is(err, storage.ErrBadResolution) {
+			rt.Errorf("resolving the dead letter of a job that is %v: %v", j.status, err)
+		}
+		return
+	}
+	must(0, err)
+	j.status = storage.StatusShelved
+	if d.Status != to || d.ResolvedBy != "me" || d.ResolutionNotes != "n" || d.ResolvedAt == nil {
+		rt.Errorf("resolved: %+v", d)
+	}
+}
+
+func (m *model) retry(rt *rapid.T) {
+	j := m.anyJob(rt)
+	key := m.letterOf(rt, j)
+	before := must(m.DeadLetter(m.ctx, storage.EngineDelivery, key))
+	r, err := m.RetryDeadLetter(m.ctx, storage.EngineDelivery, key, "me")
+	retriable := j.status == storage.StatusDead || j.status == storage.StatusShelved
+	switch {
+	case before.QueueMessageID != "":
+		if err != nil || r.Again || r.Job != j.id || r.QueueMessageID != before.QueueMessageID {
+			rt.Errorf("retried again: %+v, %v; it was %+v", r, err, before)
+		}
+	case !retriable:
+		if !errors.Is(err, storage.ErrJobGone) {
+			rt.Errorf("retry of a job that is %v: %v", j.status, err)
+		}
+	case err != nil || !r.Again || r.Job != j.id || r.ConsumerKey != j.consumer.Key || len(r.QueueMessageID) != 20:
+		rt.Errorf("retry of a job that is %v: %+v, %v", j.status, r, err)
+	default:
+		m.back(j)
+	}
+}
+
+func (m *model) expireAll(rt *rapid.T) {
+	want := m.number(`SELECT COUNT(*) FROM engineDlq WHERE Status = 'Pending'`) // some may be of a consumer that was deleted
+	if n := must(m.ExpireDeadLetters(m.ctx, -time.Hour, "", "me")); n != want {
+		rt.Errorf("expired %d, want %d", n, want)
+	}
+	for _, j := range m.sorted(func(j *modelJob) bool { return j.status == storage.StatusDead }) {
+		j.status = storage.StatusShelved
+	}
+}
+
+// must2 is must for a list that tells whether it goes on.
+func must2[T any](v T, more bool, err error) func(*bool) T {
+	if err != nil {
+		panic(err)
+	}
+	return func(m *bool) T { *m = more; return v }
 }
 
 // revive is another one.
@@ -322,6 +407,7 @@ func (m *model) revive(rt *rapid.T) {
 	if j := m.anyJob(rt); j.status == storage.StatusDead {
 		m.exec(`UPDATE job SET status = 1001, dueAt = NULL WHERE id = ?`, j.id)
 		j.status, j.due = storage.StatusQueued, 0
+		m.repair(rt, j.consumer)
 	}
 }
 
@@ -381,7 +467,7 @@ func (m *model) compare(rt *rapid.T) {
 	if !maps.Equal(gotDead, wantDead) {
 		rt.Errorf("dead counts %v, want %v", gotDead, wantDead)
 	}
-	if wrong := must(wrongCounts(m.ctx, m.DB())) + must(wrongTallies(m.ctx, m.DB())); wrong != "" {
+	if wrong := must(wrongCounts(m.ctx, m.DB())) + must(wrongTallies(m.ctx, m.DB())) + must(wrongRecords(m.ctx, m.DB())); wrong != "" {
 		rt.Error(wrong)
 	}
 }

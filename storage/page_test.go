@@ -127,7 +127,7 @@ func lists(t *testing.T, w *world, n int) map[string]struct {
 			return ids, paging, err
 		}, func(id storage.ID, older bool) *storage.Cursor {
 			return &storage.Cursor{Older: older, ID: id, At: at[id]}
-		}}, dead, kill, func(id storage.ID) { w.ok(w.PurgeOne(w.ctx, k.Key, id, 0)) }},
+		}}, dead, kill, func(id storage.ID) { w.ok(w.PurgeOne(w.ctx, k.Key, id, 0, "consumer")) }},
 		"messages": {pager{func(cur *storage.Cursor, limit int) ([]storage.ID, storage.Paging, error) {
 			return refs(w.Messages(w.ctx, w.channel.Key, cur, limit))
 		}, byKey}, said, say, func(id storage.ID) { w.exec(`DELETE FROM message WHERE id = ?`, id) }},

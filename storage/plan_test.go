@@ -177,7 +177,7 @@ func TestPlans(t *testing.T) {
 		{"DeadJobs", page(nil), "PRIMARY changed", 400, false},
 		{"DeadJobs, older", page(&storage.Cursor{Older: true, At: middle.StatusChangedAt, ID: middle.ID}), "PRIMARY changed", 400, false},
 		{"DeadJobs, newer", page(&storage.Cursor{At: middle.StatusChangedAt, ID: middle.ID}), "PRIMARY changed", 400, false},
-		{"QueuedJobs", func() error { _, err := p.QueuedJobs(p.ctx, k.Key, 100); return err }, "PRIMARY claim", 1200, false},
+		{"QueuedJobs", func() error { _, err := p.QueuedJobs(p.ctx, k.Key, 100); return err }, "PRIMARY claim", 1400, false},
 		{"Message", func() error { _, _, err := p.Message(p.ctx, p.channel.Key, "7"); return err }, "PRIMARY message", 1000, true},
 		{"Messages", func() error {
 			_, _, err := p.Messages(p.ctx, p.channel.Key, &storage.Cursor{Older: true, ID: idOf(800)}, 25)
@@ -195,8 +195,8 @@ func TestPlans(t *testing.T) {
 		{"Finish again", func() error { _, err := p.Finish(p.ctx, 0, deliveries(claimed)); return err }, "PRIMARY", 500, false},
 		{"ReapLeases", func() error { _, err := p.ReapLeases(p.ctx, k.Key, policy); return err }, "PRIMARY claim", 500, false},
 		{"CountBatch", func() error { _, err := p.CountBatch(p.ctx, 50); return err }, "PRIMARY uncounted", 300, false},
-		{"RequeueAll", func() error { _, err := p.RequeueAll(p.ctx, p.consumers[1].Key); return err }, "PRIMARY changed", 30_000, false},
-		{"PurgeAll", func() error { _, err := p.PurgeAll(p.ctx, p.consumers[2].Key, ourMaxRetry); return err }, "PRIMARY changed", 30_000, false},
+		{"RequeueAll", func() error { _, err := p.RequeueAll(p.ctx, p.consumers[1].Key, "consumer"); return err }, "PRIMARY changed", 30_000, false},
+		{"PurgeAll", func() error { _, err := p.PurgeAll(p.ctx, p.consumers[2].Key, ourMaxRetry, "consumer"); return err }, "PRIMARY changed", 30_000, false},
 		{"DispatchScheduled", func() error {
 			_, err := p.DispatchScheduled(p.ctx, 0, 100, func(uint32) []uint32 { return []uint32{k.Key} })
 			return err

@@ -1,6 +1,7 @@
 package storage_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -24,6 +25,7 @@ func (w *world) inStatus(k *storage.Consumer, status storage.Status, counted boo
 	case storage.StatusQueued:
 	case storage.StatusShelved:
 		w.exec(`UPDATE job SET status = 1005 WHERE id = ?`, id)
+		w.exec(`INSERT INTO tally (kind, refId, shard, n) VALUES (4, ?, 0, 1) ON DUPLICATE KEY UPDATE n = n + 1`, k.Key)
 	case storage.StatusInflight:
 		pull(storage.StatusInflight)
 	default:
@@ -146,6 +148,39 @@ func TestPullAtOnce(t *testing.T) {
 			w.countsRight()
 		}
 	})
+}
+
+// A page of large bodies is cut by their size, and never to nothing.
+func TestQueuedJobsAreBoundedByBytes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	k := w.consumer("k", storage.TypePull)
+	const mib = 1 << 20
+	var want []storage.ID
+	for i, size := range []int{0, storage.QueuedBytes + 1, 3 * mib, 4 * mib, mib, 1, 0} {
+		m := w.message(k)
+		m.Body, m.Priority = bytes.Repeat([]byte("x"), size), uint32(100-i)
+		w.ok(w.Accept(w.ctx, 0, storage.Lease{}, []*storage.NewMessage{m}))
+		want = append(want, m.Jobs[0].ID)
+	}
+	page := func(want ...storage.ID) {
+		t.Helper()
+		var got []storage.ID
+		for _, j := range must(w.QueuedJobs(w.ctx, k.Key, 100)) {
+			got = append(got, j.ID)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("a page has %v, want %v", got, want)
+		}
+		for _, id := range got {
+			w.ok(w.SetPullState(w.ctx, storage.PullState{Job: id, Consumer: k, Next: storage.StatusInflight, Lease: time.Hour}))
+		}
+	}
+	page(want[0])
+	page(want[1])
+	page(want[2:5]...)
+	page(want[5:]...)
+	page()
 }
 
 func TestQueuedJobs(t *testing.T) {

@@ -24,11 +24,21 @@ func (s *Store) RemoveJobs(ctx context.Context, limit int) (removed int64, more 
 
 func (s *Store) removeJobsOf(ctx context.Context, consumer uint32, limit int) (removed int64, err error) {
 	err = s.inTx(ctx, func(tx *sql.Tx) error {
-		ids, err := collect(ctx, tx, scanID, `SELECT id FROM job WHERE consumerId = ? ORDER BY status, dueAt, precedence, id LIMIT ? FOR UPDATE SKIP LOCKED`, consumer, limit)
+		rows, err := collect(ctx, tx, func(rows *sql.Rows) (r removedRow, err error) { return r, rows.Scan(&r.id, &r.at, &r.status) },
+			`SELECT id, statusChangedAt, status FROM job WHERE consumerId = ? ORDER BY status, dueAt, precedence, id LIMIT ? FOR UPDATE SKIP LOCKED`, consumer, limit)
 		if err != nil {
 			return err
 		}
-		if len(ids) > 0 {
+		if len(rows) > 0 {
+			ids, dead := make([]ID, len(rows)), []deadRow(nil)
+			for i, r := range rows {
+				if ids[i] = r.id; r.status == StatusDead {
+					dead = append(dead, r.deadRow)
+				}
+			}
+			if err := s.closeRecords(ctx, tx, dead, noteDeleted, "broker"); err != nil {
+				return err
+			}
 			removed, err = affected(ctx, tx, `DELETE FROM job WHERE id IN (`+placeholders("?", len(ids))+`)`, anyIDs(ids)...)
 			return err
 		}
@@ -38,11 +48,16 @@ func (s *Store) removeJobsOf(ctx context.Context, consumer uint32, limit int) (r
 		if err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM job WHERE consumerId = ?)`, consumer).Scan(&left); err != nil || left {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, `DELETE FROM tally WHERE kind IN (?, ?) AND refId = ?`, tallyJobs, tallyDelivered, consumer); err != nil {
+		if _, err := tx.ExecContext(ctx, `DELETE FROM tally WHERE kind IN (?, ?, ?) AND refId = ?`, tallyJobs, tallyDelivered, tallyShelved, consumer); err != nil {
 			return err
 		}
 		_, err = tx.ExecContext(ctx, `DELETE FROM consumer_removal WHERE consumerId = ? AND deletedAt < NOW(6) - INTERVAL 10 MINUTE`, consumer)
 		return err
 	})
 	return removed, err
+}
+
+type removedRow struct {
+	deadRow
+	status Status
 }

@@ -4,12 +4,14 @@ import (
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 const (
@@ -93,8 +95,8 @@ func (s *sealer) open(sealed []byte) (string, error) {
 	return "", errors.New("a token was sealed with a key that this instance does not have (REDRIVE_SEAL_KEY)")
 }
 
-// sealer returns the keys: the one that was handed in first, then the one that the database keeps, so that setting
-// REDRIVE_SEAL_KEY later does not lock out the tokens sealed before.
+// sealer returns the keys: those that were handed in, the first of which seals, then the one that the database keeps, so
+// that setting REDRIVE_SEAL_KEY later, or another first key, does not lock out the tokens sealed before.
 func (s *Store) sealer(ctx context.Context) (*sealer, error) {
 	s.sealMu.Lock()
 	defer s.sealMu.Unlock()
@@ -105,20 +107,28 @@ func (s *Store) sealer(ctx context.Context) (*sealer, error) {
 	if err != nil {
 		return nil, err
 	}
-	inDatabase, err := newKeyed(stored)
-	if err != nil {
-		return nil, err
-	}
-	seals := &sealer{current: inDatabase}
-	if len(s.sealKey) > 0 {
-		given, err := newKeyed(s.sealKey)
+	var keys []keyed
+	for _, key := range append(slices.Clone(s.sealKeys), stored) {
+		k, err := newKeyed(key)
 		if err != nil {
 			return nil, err
 		}
-		seals = &sealer{current: given, others: []keyed{inDatabase}}
+		keys = append(keys, k)
 	}
-	s.seals = seals
-	return seals, nil
+	s.seals = &sealer{current: keys[0], others: keys[1:]}
+	return s.seals, nil
+}
+
+// DerivedKey is a key of 32 bytes for one purpose, the same on every instance: HMAC-SHA256 of the purpose under the key that
+// the database keeps.
+func (s *Store) DerivedKey(ctx context.Context, purpose string) ([]byte, error) {
+	stored, err := s.storedSealKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	mac := hmac.New(sha256.New, stored)
+	mac.Write([]byte(purpose))
+	return mac.Sum(nil), nil
 }
 
 func (s *Store) storedSealKey(ctx context.Context) ([]byte, error) {

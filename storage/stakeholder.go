@@ -14,6 +14,8 @@ type PutStakeholder struct {
 	// IfUnmodifiedSince is the ChangedAt of the version that an update changes, at whole seconds; it is not looked
 	// at when the stakeholder is created. Nil: the client named none.
 	IfUnmodifiedSince *time.Time
+	// History of a channel's deliveries; nil: as it is. Of channels alone.
+	History *HistoryPolicy
 }
 
 // PutConsumer creates a consumer of a channel, or changes it.
@@ -59,6 +61,14 @@ func (s *Store) PutChannel(ctx context.Context, p PutStakeholder) (*Channel, err
 			return err
 		}
 		out = &Channel{Key: v.key, ID: p.ID, Name: p.Name, ChangedAt: v.changedAt}
+		if p.History != nil {
+			if _, err := tx.ExecContext(ctx, `UPDATE channel SET history = ? WHERE id = ?`, *p.History, v.key); err != nil {
+				return err
+			}
+		}
+		if err := tx.QueryRowContext(ctx, `SELECT history FROM channel WHERE id = ?`, v.key).Scan(&out.History); err != nil {
+			return err
+		}
 		_, err = tx.ExecContext(ctx, `UPDATE dlq_summary SET channelName = ? WHERE channelId = ?`, p.Name, p.ID)
 		return err
 	})

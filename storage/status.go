@@ -6,6 +6,7 @@ package storage
 //	   ^                 |
 //	   +---retry later---+--attempts used up--> DEAD --purge--> (gone)
 //	   +------------------redrive-----------------+
+//	   +------------------retry--- SHELVED <--resolved or expired by a person
 type Status uint16
 
 // The states of a job.

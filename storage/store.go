@@ -23,8 +23,12 @@ type Options struct {
 	DSN string
 	// MaxOpenConns bounds the connections of this process; default 32.
 	MaxOpenConns int
-	// SealKey seals consumer tokens, 32 bytes. Empty: a key that the database keeps, made on first use.
-	SealKey []byte
+	// SealKeys open consumer tokens, 32 bytes each; the first of them seals. A key that the database keeps, made on
+	// first use, opens tokens as well, and seals where none is given.
+	SealKeys [][]byte
+	// DLQTable and HistoryTable are the tables of dead letters and of history: a letter and 2 to 62 more letters and
+	// digits; default engineDlq and engineHistory. See EnsureEngineTables for others.
+	DLQTable, HistoryTable string
 	// WrapConnector is for tests: what it returns is used in place of the driver's connector.
 	WrapConnector func(driver.Connector) driver.Connector
 	// Log gets what an operator should know; default slog.Default().
@@ -36,12 +40,14 @@ type Store struct {
 	db  *sql.DB
 	log *slog.Logger
 
-	sealKey []byte // as of Options; empty: see sealer
-	sealMu  sync.Mutex
-	seals   *sealer
+	sealKeys [][]byte // as of Options; see sealer
+	sealMu   sync.Mutex
+	seals    *sealer
 
 	catalogMu sync.Mutex // one reload at a time
 	catalog   atomicCatalog
+
+	tables engineTables
 }
 
 // Open prepares the pool. It does not connect: a database that is down shows in the first call, and Ping tells.
@@ -56,8 +62,14 @@ func Open(o Options) (*Store, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	if n := len(o.SealKey); n != 0 && n != sealKeySize {
-		return nil, fmt.Errorf("the seal key has %d bytes, it must have %d", n, sealKeySize)
+	for _, key := range o.SealKeys {
+		if len(key) != sealKeySize {
+			return nil, fmt.Errorf("a seal key has %d bytes, it must have %d", len(key), sealKeySize)
+		}
+	}
+	tables, err := newEngineTables(o.DLQTable, o.HistoryTable)
+	if err != nil {
+		return nil, err
 	}
 	cfg.Logger = driverLog{o.Log}
 	inner, err := mysql.NewConnector(cfg)
@@ -72,7 +84,7 @@ func Open(o Options) (*Store, error) {
 	db.SetMaxOpenConns(o.MaxOpenConns)
 	db.SetMaxIdleConns(o.MaxOpenConns)
 	db.SetConnMaxIdleTime(sessionIdle / 2)
-	return &Store{db: db, log: o.Log, sealKey: o.SealKey}, nil
+	return &Store{db: db, log: o.Log, sealKeys: o.SealKeys, tables: tables}, nil
 }
 
 // Config reads a DSN and sets what Redrive needs of a connection.
@@ -155,6 +167,11 @@ func (s *Store) Close() error { return s.db.Close() }
 
 // Ping asks the database whether it is there.
 func (s *Store) Ping(ctx context.Context) error { return s.db.PingContext(ctx) }
+
+// Now is the database's time.
+func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
+	return now, s.db.QueryRowContext(ctx, `SELECT NOW(6)`).Scan(&now)
+}
 
 // DB is the pool, for what has SQL of its own (tests, benches).
 func (s *Store) DB() *sql.DB { return s.db }

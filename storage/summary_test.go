@@ -266,7 +266,7 @@ func TestRepairAmongWriters(t *testing.T) {
 			}
 			return err
 		},
-		func(s *storage.Store) error { _, err := s.RequeueAll(w.ctx, k.Key); return err },
+		func(s *storage.Store) error { _, err := s.RequeueAll(w.ctx, k.Key, "consumer"); return err },
 	} {
 		s := w.another()
 		wg.Go(func() {

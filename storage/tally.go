@@ -11,6 +11,7 @@ const (
 	tallyJobs      = 1 // jobs of a consumer, whatever their status
 	tallyDelivered = 2 // of those, DELIVERED
 	tallyMessages  = 3 // dispatched messages of a channel
+	tallyShelved   = 4 // of the jobs of a consumer, SHELVED
 )
 
 // TallyShards is the number of rows that each counter is spread over, so that concurrent writers do not wait for

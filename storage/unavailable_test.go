@@ -95,7 +95,7 @@ func TestServerDies(t *testing.T) {
 			return err
 		},
 		"DeadCounts":  func() error { _, err := w.DeadCounts(w.ctx); return err },
-		"RequeueAll":  func() error { _, err := w.RequeueAll(w.ctx, k.Key); return err },
+		"RequeueAll":  func() error { _, err := w.RequeueAll(w.ctx, k.Key, "consumer"); return err },
 		"CountBatch":  func() error { _, err := w.CountBatch(w.ctx, 10); return err },
 		"AcquireLock": func() error { _, err := w.AcquireLock(w.ctx, "l", "o", longLease); return err },
 	}

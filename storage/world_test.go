@@ -230,6 +230,30 @@ func wrongCounts(ctx context.Context, db *sql.DB) (string, error) {
 	return wrong, rows.Err()
 }
 
+// recordsSQL are consumers whose dead jobs are not as many as their open dead letters (I10), in one statement.
+const recordsSQL = `SELECT c.consumerId, (SELECT COUNT(*) FROM job j WHERE j.consumerId = c.id AND j.status = 1004) AS dead,
+		(SELECT COUNT(*) FROM engineDlq d WHERE d.PartitionKey = 'delivery' AND d.Status = 'Pending' AND d.InstanceId = c.consumerId AND d.OriginalQueue = ch.channelId) AS open
+	FROM consumer c JOIN channel ch ON ch.id = c.channelId HAVING dead <> open`
+
+// wrongRecords is what is wrong with the dead letters of this instant; empty: nothing.
+func wrongRecords(ctx context.Context, db *sql.DB) (string, error) {
+	rows, err := db.QueryContext(ctx, recordsSQL)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = rows.Close() }()
+	var wrong string
+	for rows.Next() {
+		var id string
+		var dead, open int64
+		if err := rows.Scan(&id, &dead, &open); err != nil {
+			return "", err
+		}
+		wrong += fmt.Sprintf("%s: %d dead jobs, %d open dead letters. ", id, dead, open)
+	}
+	return wrong, rows.Err()
+}
+
 // wrongTallies is what is wrong with the counters of jobs and messages while nobody writes; empty: nothing.
 func wrongTallies(ctx context.Context, db *sql.DB) (string, error) {
 	var wrong string
@@ -238,6 +262,8 @@ func wrongTallies(ctx context.Context, db *sql.DB) (string, error) {
 			(SELECT COALESCE(SUM(n), 0) FROM tally WHERE kind = 1 AND refId = c.id) <> (SELECT COUNT(*) FROM job WHERE consumerId = c.id)`},
 		{"delivered jobs", `SELECT COUNT(*) FROM consumer c WHERE
 			(SELECT COALESCE(SUM(n), 0) FROM tally WHERE kind = 2 AND refId = c.id) <> (SELECT COUNT(*) FROM job WHERE consumerId = c.id AND status = 1003)`},
+		{"shelved jobs", `SELECT COUNT(*) FROM consumer c WHERE
+			(SELECT COALESCE(SUM(n), 0) FROM tally WHERE kind = 4 AND refId = c.id) <> (SELECT COUNT(*) FROM job WHERE consumerId = c.id AND status = 1005)`},
 		{"messages", `SELECT COUNT(*) FROM channel c WHERE
 			(SELECT COALESCE(SUM(n), 0) FROM tally WHERE kind = 3 AND refId = c.id) <> (SELECT COUNT(*) FROM message WHERE channelId = c.id AND dispatchedAt IS NOT NULL)`},
 	} {

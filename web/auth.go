@@ -1,10 +1,15 @@
 package web
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
+	"log/slog"
 	"net/http"
 	"strings"
+
+	"github.com/gorilla/mux"
 
 	"github.com/redrive-mq/redrive/storage"
 )
@@ -16,7 +21,7 @@ const (
 
 // AdminToken is a token that may change producers, channels and consumers. The token itself is not kept.
 type AdminToken struct {
-	Name string // for the log
+	Name string // who holds it, for the log
 	Hash [sha256.Size]byte
 }
 
@@ -25,27 +30,73 @@ func NewAdminToken(name, token string) AdminToken {
 	return AdminToken{Name: name, Hash: sha256.Sum256([]byte(token))}
 }
 
-// admin lets only holders of an admin token through.
+// anonymous is the caller where nobody has to say who they are.
+const anonymous = "anonymous"
+
+type callerKey struct{}
+
+// callerOf is who sent a request that admin let through: the name of the admin token, anonymous where anybody may.
+func callerOf(r *http.Request) string {
+	if name, ok := r.Context().Value(callerKey{}).(string); ok {
+		return name
+	}
+	return anonymous
+}
+
+// admin lets only holders of an admin token through, and logs what they changed.
 func (s *Server) admin(h handler) handler {
-	if s.o.AdminOpen {
-		return h
-	}
 	return func(w http.ResponseWriter, r *http.Request) error {
-		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		if token = strings.TrimSpace(token); !strings.EqualFold(scheme, "Bearer") || token == "" {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="redrive"`)
-			return unauthorized("this needs an admin token: Authorization: Bearer ...")
+		if !s.o.AdminOpen {
+			name, err := s.adminName(w, r)
+			if err != nil {
+				return err
+			}
+			r = r.WithContext(context.WithValue(r.Context(), callerKey{}, name))
 		}
-		hash, known := sha256.Sum256([]byte(token)), 0
-		for i := range s.o.AdminTokens { // all of them, so that the time tells nothing
-			known |= subtle.ConstantTimeCompare(hash[:], s.o.AdminTokens[i].Hash[:])
+		err := h(w, r)
+		reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+		if !reads && (err == nil || errors.Is(err, errConnectionLost)) { // it was changed, whoever still heard of it
+			s.audit(r)
 		}
-		if known != 1 {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="redrive", error="invalid_token"`)
-			return unauthorized("the admin token is not one of ours")
-		}
-		return h(w, r)
+		return err
 	}
+}
+
+// adminName finds the name of the admin token that the request carries.
+func (s *Server) adminName(w http.ResponseWriter, r *http.Request) (string, error) {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if token = strings.TrimSpace(token); !strings.EqualFold(scheme, "Bearer") || token == "" {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="redrive"`)
+		return "", unauthorized("this needs an admin token: Authorization: Bearer ...")
+	}
+	hash, found := sha256.Sum256([]byte(token)), -1
+	for i := range s.o.AdminTokens { // all of them, so that the time tells nothing
+		if subtle.ConstantTimeCompare(hash[:], s.o.AdminTokens[i].Hash[:]) == 1 {
+			found = i
+		}
+	}
+	if found < 0 {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="redrive", error="invalid_token"`)
+		return "", unauthorized("the admin token is not one of ours")
+	}
+	return s.o.AdminTokens[found].Name, nil
+}
+
+// audit leaves a line of a change: who changed what, and no secret.
+func (s *Server) audit(r *http.Request) {
+	ex := exchangeOf(r)
+	attrs := []slog.Attr{
+		slog.String("caller", callerOf(r)), slog.String("method", r.Method), slog.String("route", ex.route), slog.String("requestId", ex.requestID),
+	}
+	for _, name := range []string{"producerId", "channelId", "consumerId", "engine", "rowKey"} {
+		if _, ok := mux.Vars(r)[name]; !ok {
+			continue
+		}
+		if id, err := pathID(r, name); err == nil {
+			attrs = append(attrs, slog.String(name, id))
+		}
+	}
+	s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelInfo, "changed by an admin", attrs...)
 }
 
 // channelOf finds the channel that the path names.
@@ -110,8 +161,16 @@ func (s *Server) authorizedConsumer(r *http.Request, unknown int) (consumerRef, 
 	if !ok {
 		return consumerRef{}, fail(unknown, "there is no such consumer")
 	}
+	if k.Sealed {
+		return consumerRef{}, errSealed()
+	}
 	if !k.TokenMatches(r.Header.Get(headerConsumerToken)) {
 		return consumerRef{}, forbidden("the consumer token does not match")
 	}
 	return consumerRef{cat, ch, k}, nil
+}
+
+// errSealed refuses what needs the token of a consumer whose token this instance cannot open: another may have the key.
+func errSealed() error {
+	return fail(http.StatusServiceUnavailable, "this instance cannot read the consumer's token; its log says why")
 }

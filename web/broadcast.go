@@ -103,12 +103,12 @@ func (s *Server) authenticateBy(catalog func(context.Context) (*storage.Catalog,
 func (s *Server) describeMessage(r *http.Request, b *Broadcast) (err error) {
 	if b.MessageID = r.Header.Get(headerMessageID); b.MessageID == "" {
 		b.MessageID = storage.NewID().String()
-	} else if err := checkText(headerMessageID, b.MessageID); err != nil {
+	} else if err := CheckText(headerMessageID, b.MessageID); err != nil {
 		return err
 	}
 	if b.ContentType = r.Header.Get("Content-Type"); b.ContentType == "" {
 		b.ContentType = defaultContentType
-	} else if err := checkText("Content-Type", b.ContentType); err != nil {
+	} else if err := CheckText("Content-Type", b.ContentType); err != nil {
 		return err
 	}
 	b.Priority = parsePriority(r.Header.Get(headerPriority))

@@ -24,7 +24,7 @@ func TestProducersAndChannelsAreCreatedAndUpdatedConditionally(t *testing.T) {
 			t.Errorf("%s: GET shows %v with %q", path, got.json(), got.Header.Get("Last-Modified"))
 		}
 		a.call("PUT", path, "", asAdmin, asForm).want(400)
-		a.call("PUT", path, "", asAdmin, asForm, "If-Unmodified-Since: yesterday").want(400)
+		a.call("PUT", path, "", asAdmin, asForm, "If-Unmodified-Since: yesterday").want(412)
 		a.call("PUT", path, "", asAdmin, asForm, "If-Unmodified-Since: Thu, 01 Jan 1970 00:00:00 GMT").want(412)
 		updated := a.put(path, form("token", "secret", "name", "Ärger & Söhne"), "If-Unmodified-Since: "+modified)
 		if v := updated.json(); v["Token"] != "secret" || v["Name"] != "Ärger & Söhne" {
@@ -44,6 +44,27 @@ func TestProducersAndChannelsAreCreatedAndUpdatedConditionally(t *testing.T) {
 		if got[name] != url {
 			t.Errorf("%s is %v, want %v", name, got[name], url)
 		}
+	}
+}
+
+func TestChannelHistory(t *testing.T) {
+	t.Parallel()
+	a := newBareAPI(t)
+	made := a.put("/channel/x", "")
+	if _, there := made.json()["History"]; there {
+		t.Errorf("a client that knows nothing of it is shown %s", made.body)
+	}
+	at := "If-Unmodified-Since: " + made.Header.Get("Last-Modified")
+	a.call("PUT", "/channel/x", form("history", "some"), asAdmin, asForm, at).want(400)
+	changed := a.put("/channel/x", form("history", "failures"), at)
+	for _, got := range []any{changed.json()["History"], a.get("/channel/x").json()["History"]} {
+		if got != "failures" {
+			t.Errorf("history is %v", got)
+		}
+	}
+	kept := a.put("/channel/x", "", "If-Unmodified-Since: "+changed.Header.Get("Last-Modified"))
+	if kept.json()["History"] != "failures" {
+		t.Errorf("left out, it becomes %s", kept.body)
 	}
 }
 
@@ -124,7 +145,7 @@ func TestConsumerIsDeletedConditionally(t *testing.T) {
 	const path = "/channel/c/consumer/push"
 	modified := a.get(path).Header.Get("Last-Modified")
 	a.call("DELETE", path, "", asAdmin).want(400)
-	a.call("DELETE", path, "", asAdmin, "If-Unmodified-Since: soon").want(400)
+	a.call("DELETE", path, "", asAdmin, "If-Unmodified-Since: soon").want(412)
 	a.call("DELETE", path, "", asAdmin, "If-Unmodified-Since: Thu, 01 Jan 1970 00:00:00 GMT").want(412)
 	a.call("DELETE", path, "", "If-Unmodified-Since: "+modified).want(401)
 	a.call("DELETE", path, "", asAdmin, "If-Unmodified-Since: "+modified).want(204)
@@ -147,11 +168,22 @@ func TestIDsInPaths(t *testing.T) {
 		}
 		a.get(got["ConsumersURL"].(string)).want(200) // links to what has such an id work
 	}
+	a = newAPI(t)
+	a.send("a") // which the database takes for "a " as well
 	for _, id := range []string{"%20a", "a%20", "%C2%A0a", "a%00b", "a%0Ab", "a%7Fb", "a%C2%85b", "%FF", "%20", strings.Repeat("x", 256)} {
 		a.call("PUT", "/channel/"+id, "", asAdmin, asForm).want(400)
-		a.get("/channel/" + id).want(400)
-		a.get("/producer/" + id).want(400)
-		a.get("/channel/" + id + "/messages").want(400)
+		a.call("DELETE", "/channel/c/consumer/"+id, "", asAdmin).want(400)
+		a.call("POST", "/channel/"+id+"/broadcast", "").want(400)
+		a.get("/channel/" + id).want(404)
+		a.get("/producer/" + id).want(404)
+		a.get("/channel/" + id + "/messages").want(404)
+		a.get("/channel/c/message/" + id).want(404)
+		a.get("/channel/c/scheduled-message/" + id).want(404)
+		a.get("/channel/c/consumer/" + id).want(404)
+		a.get("/channel/c/consumer/" + id + "/dlq").want(404)
+		a.get("/channel/c/consumer/"+id+"/queued-jobs", as("pull")...).want(401)
+		a.get("/channel/c/consumer/" + id + "/queued-jobs").want(403)
+		a.get("/channel/c/consumer/pull/job/"+id, as("pull")...).want(404)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 type channelModel struct {
 	stakeholderModel
 	ConsumersURL, MessagesURL, BroadcastURL, MessagesStatusURL, ScheduledMessagesURL string
+	History                                                                          string `json:",omitempty"` // left out: all
 }
 
 func (s *Server) listChannels(w http.ResponseWriter, r *http.Request) error {
@@ -46,6 +47,13 @@ func (s *Server) putChannel(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if name := form.Get("history"); name != "" {
+		policy, ok := storage.ParseHistoryPolicy(name)
+		if !ok {
+			return badRequest("history must be all, failures or off")
+		}
+		put.History = &policy
+	}
 	ch, err := s.o.Store.PutChannel(r.Context(), put)
 	if err != nil {
 		return err
@@ -56,8 +64,12 @@ func (s *Server) putChannel(w http.ResponseWriter, r *http.Request) error {
 func writeChannel(w http.ResponseWriter, ch *storage.Channel, token string) error {
 	setLastModified(w, ch.ChangedAt)
 	at := channelURL(ch.ID)
+	history := ch.History.String()
+	if ch.History == storage.HistoryAll {
+		history = "" // a client that never heard of it need not see it
+	}
 	return writeJSON(w, channelModel{
 		stakeholderModel{ch.ID, ch.Name, token, ch.ChangedAt.UTC()},
-		at + "/consumers", at + "/messages", at + "/broadcast", at + "/messages-status", at + "/scheduled-messages",
+		at + "/consumers", at + "/messages", at + "/broadcast", at + "/messages-status", at + "/scheduled-messages", history,
 	})
 }

@@ -66,7 +66,7 @@ func (s *Server) putConsumer(w http.ResponseWriter, r *http.Request) error {
 		return badRequest("type is neither push nor pull")
 	}
 	// Nobody ever connects to a pull consumer's URL, so it may name any address.
-	if err := checkCallbackURL(put.CallbackURL, s.o.AllowPrivateDestinations || put.Type == storage.TypePull); err != nil {
+	if err := CheckCallbackURL(put.CallbackURL, s.o.AllowPrivateDestinations || put.Type == storage.TypePull); err != nil {
 		return err
 	}
 	if put.PutStakeholder, err = stakeholderForm(r, id, form); err != nil {
@@ -84,10 +84,7 @@ func (s *Server) deleteConsumer(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	since, err := unmodifiedSince(r)
-	if err != nil {
-		return err
-	}
+	since := unmodifiedSince(r)
 	if since == nil {
 		return storage.ErrPreconditionMissing
 	}
@@ -106,9 +103,10 @@ func writeConsumer(w http.ResponseWriter, ch *storage.Channel, k *storage.Consum
 	})
 }
 
-// checkCallbackURL says what is wrong with a callback URL. Addresses that must not be pushed to are refused here only
-// where the URL spells them out; what a name resolves to is checked when the push dials it.
-func checkCallbackURL(raw string, private bool) error {
+// CheckCallbackURL says what is wrong with a callback URL (absolute, http or https, at most 2048 bytes), or nothing.
+// Addresses that must not be pushed to, unless private allows them, are refused here only where the URL spells them out;
+// what a name resolves to is checked when the push dials it.
+func CheckCallbackURL(raw string, private bool) error {
 	if raw == "" {
 		return badRequest("callbackUrl is missing")
 	}

@@ -50,7 +50,7 @@ func (s *Server) requeueJob(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := s.o.Store.RequeueOne(r.Context(), ref.consumer.Key, j.ID); err != nil {
+	if err := s.o.Store.RequeueOne(r.Context(), ref.consumer.Key, j.ID, "consumer"); err != nil {
 		return err
 	}
 	s.o.Kicker.Kick(ref.consumer.Key)
@@ -72,6 +72,9 @@ func (s *Server) requeueAll(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if ref.consumer.Sealed {
+		return errSealed()
+	}
 	if !ref.consumer.TokenMatches(form.Get("requeue")) {
 		return badRequest("requeue must be the consumer's token")
 	}
@@ -80,7 +83,7 @@ func (s *Server) requeueAll(w http.ResponseWriter, r *http.Request) error {
 	// Whatever ends it, some jobs may have come back by then.
 	defer s.o.Kicker.Kick(ref.consumer.Key)
 	s.o.Kicker.Kick(ref.consumer.Key)
-	n, err := s.o.Store.RequeueAll(ctx, ref.consumer.Key)
+	n, err := s.o.Store.RequeueAll(ctx, ref.consumer.Key, "consumer")
 	if err != nil {
 		return err
 	}
@@ -98,7 +101,7 @@ func (s *Server) deleteJob(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := s.o.Store.PurgeOne(r.Context(), ref.consumer.Key, id, s.o.MaxRetry); err != nil {
+	if err := s.o.Store.PurgeOne(r.Context(), ref.consumer.Key, id, s.o.MaxRetry, "consumer"); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -113,7 +116,7 @@ func (s *Server) purgeAll(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := s.detached(w, r)
 	defer cancel()
-	n, err := s.o.Store.PurgeAll(ctx, ref.consumer.Key, s.o.MaxRetry)
+	n, err := s.o.Store.PurgeAll(ctx, ref.consumer.Key, s.o.MaxRetry, "consumer")
 	if err != nil {
 		return err
 	}

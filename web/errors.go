@@ -143,7 +143,7 @@ func isOwnEndpoint(r *http.Request) bool {
 	case "/livez", "/readyz", "/openapi.yaml":
 		return true
 	}
-	return false
+	return strings.HasPrefix(r.URL.Path, "/api/")
 }
 
 // acceptsProblem tells whether the client names application/problem+json among what it accepts. A wildcard does not

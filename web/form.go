@@ -23,10 +23,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 	if r.ContentLength > s.o.MaxBodyBytes {
 		return nil, &http.MaxBytesError{Limit: s.o.MaxBodyBytes}
 	}
-	if ex, ok := w.(*exchange); ok {
-		w = ex.ResponseWriter // net/http's own, which closes the connection after a body that is too large
-	}
-	limited := http.MaxBytesReader(w, r.Body, s.o.MaxBodyBytes)
+	limited := http.MaxBytesReader(innermost(w), r.Body, s.o.MaxBodyBytes)
 	// A client's word for the length is believed only so far: memory follows what really arrives.
 	var body bytes.Buffer
 	body.Grow(int(min(max(r.ContentLength, 0), 64<<10)) + bytes.MinRead)
@@ -34,6 +31,17 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error
 		return nil, bodyError(err)
 	}
 	return body.Bytes(), nil
+}
+
+// innermost is net/http's own writer, which closes the connection after a body that is too large.
+func innermost(w http.ResponseWriter) http.ResponseWriter {
+	for {
+		outer, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return w
+		}
+		w = outer.Unwrap()
+	}
 }
 
 // isForm tells whether a Content-Type is the one of forms; parameters such as a charset are fine.
@@ -74,29 +82,29 @@ func stakeholderForm(r *http.Request, id string, form url.Values) (storage.PutSt
 	if p.Token == "" {
 		p.Token = storage.NewToken()
 	}
-	if err := checkText("name", p.Name); err != nil {
+	if err := CheckText("name", p.Name); err != nil {
 		return p, err
 	}
-	if err := checkText("token", p.Token); err != nil {
+	if err := CheckText("token", p.Token); err != nil {
 		return p, err
 	}
-	var err error
-	p.IfUnmodifiedSince, err = unmodifiedSince(r)
-	return p, err
+	p.IfUnmodifiedSince = unmodifiedSince(r)
+	return p, nil
 }
 
-// unmodifiedSince reads If-Unmodified-Since; nil where there is none.
-func unmodifiedSince(r *http.Request) (*time.Time, error) {
+// unmodifiedSince reads If-Unmodified-Since; nil where there is none. What is no HTTP date differs from every
+// Last-Modified, as the zero time does.
+func unmodifiedSince(r *http.Request) *time.Time {
 	value := r.Header.Get("If-Unmodified-Since")
 	if value == "" {
-		return nil, nil
+		return nil
 	}
 	at, err := http.ParseTime(value)
 	if err != nil {
-		return nil, badRequest("If-Unmodified-Since is not an HTTP date")
+		at = time.Time{}
 	}
 	at = at.UTC()
-	return &at, nil
+	return &at
 }
 
 // setLastModified gives the answer the version that a conditional update names.

@@ -140,7 +140,7 @@ func FuzzForm(f *testing.F) {
 				}
 			}
 		}
-		if raw := form.Get("callbackUrl"); checkCallbackURL(raw, false) == nil {
+		if raw := form.Get("callbackUrl"); CheckCallbackURL(raw, false) == nil {
 			u, err := url.Parse(raw)
 			if err != nil || u.Host == "" || isPrivateHost(u.Hostname()) || len(raw) > maxCallbackURL || strings.ContainsFunc(raw, unicode.IsControl) {
 				t.Fatalf("%q was taken", raw)

@@ -13,8 +13,9 @@ import (
 // maxID bounds the ids that clients choose, and names and tokens, in bytes.
 const maxID = 255
 
-// checkText says what is wrong with an id, a name or a token, or nothing. what names it in the answer.
-func checkText(what, text string) error {
+// CheckText says what is wrong with an id, a name or a token (1 to 255 bytes of UTF-8 without control characters and
+// without white space at either end), or nothing. what names it in the error.
+func CheckText(what, text string) error {
 	switch {
 	case text == "":
 		return badRequest(what + " is empty")
@@ -30,13 +31,19 @@ func checkText(what, text string) error {
 	return nil
 }
 
-// pathID reads an id of the request's path, which is matched in its encoded form.
+// pathID reads an id of the request's path, which is matched in its encoded form. One that nothing can have is a 400,
+// but to who only reads it is one like any other that nothing has: it then comes back empty, as no id is.
 func pathID(r *http.Request, name string) (string, error) {
 	id, err := url.PathUnescape(mux.Vars(r)[name])
 	if err != nil {
-		return "", badRequest(name + " is not percent-encoded correctly")
+		err = badRequest(name + " is not percent-encoded correctly")
+	} else {
+		err = CheckText(name, id)
 	}
-	return id, checkText(name, id)
+	if err != nil && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
+		return "", nil
+	}
+	return id, err
 }
 
 // segment makes one segment of a path of an id. The ids "." and ".." are encoded as well: clients and proxies take

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"math"
 	"net/http"
 	"strconv"
 
@@ -13,9 +14,6 @@ import (
 const (
 	defaultQueuedJobs = 25
 	maxQueuedJobs     = 100
-
-	// maxIncrementalTimeout is the longest that a consumer may ask for on top, in seconds: a day.
-	maxIncrementalTimeout = 24 * 60 * 60
 )
 
 type queuedMessageModel struct {
@@ -158,10 +156,10 @@ func parseJobUpdate(body []byte) (u jobUpdate, err error) {
 	if u.next, ok = storage.ParseStatus(in.NextState); !ok || u.next == storage.StatusShelved {
 		return u, badRequest("NextState is none of QUEUED, INFLIGHT, DELIVERED and DEAD")
 	}
-	if in.IncrementalTimeout < 0 {
-		return u, badRequest("IncrementalTimeout is negative")
+	if in.IncrementalTimeout < 0 || in.IncrementalTimeout > math.MaxUint32 {
+		return u, badRequest("IncrementalTimeout is not a number of seconds from 0 to 4294967295")
 	}
-	u.incrementalTimeout = uint32(min(in.IncrementalTimeout, maxIncrementalTimeout))
+	u.incrementalTimeout = uint32(in.IncrementalTimeout)
 	return u, nil
 }
 

@@ -25,12 +25,16 @@ var notMetadata = map[string]bool{
 const headerRequestIDCanonical = "X-Request-Id"
 
 // metadataHeaders picks the headers that X-Broker-Metadata-Headers names, by the names as they are given there. Names
-// that the request has no header of are skipped; of a header that came several times the values are joined by commas,
-// as RFC 9110 has it.
+// that the request has no header of are skipped, and so are those that must not be passed on: clients of the wire
+// contract know no error for them. Of a header that came several times the values are joined by commas, as RFC 9110
+// has it.
 func metadataHeaders(h http.Header) (map[string]string, error) {
 	list := strings.Join(h.Values(headerMetadata), ",")
 	if len(list) > maxMetadataBytes {
 		return nil, badRequest(headerMetadata + " is longer than 16 KiB")
+	}
+	if strings.ContainsFunc(list, func(r rune) bool { return unicode.IsControl(r) && r != '\t' }) {
+		return nil, badRequest(headerMetadata + " has a control character")
 	}
 	picked := map[string]string{}
 	seen := map[string]bool{}
@@ -39,8 +43,8 @@ func metadataHeaders(h http.Header) (map[string]string, error) {
 		if name = strings.Trim(name, " \t"); name == "" {
 			continue
 		}
-		if !isToken(name) {
-			return nil, badRequest(headerMetadata + " has something that is no header name")
+		if strings.ContainsRune(name, '\t') {
+			return nil, badRequest(headerMetadata + " has a name with a tab in it")
 		}
 		canonical := http.CanonicalHeaderKey(name)
 		if seen[canonical] {
@@ -49,11 +53,8 @@ func metadataHeaders(h http.Header) (map[string]string, error) {
 		if seen[canonical] = true; len(seen) > maxMetadataHeaders {
 			return nil, badRequest(headerMetadata + " names more than 64 headers")
 		}
-		if notMetadata[canonical] || strings.HasPrefix(canonical, "X-Broker-") || isConnectionOption(h, canonical) {
-			return nil, badRequest(headerMetadata + ": " + canonical + " cannot be passed on")
-		}
 		values := h[canonical]
-		if len(values) == 0 {
+		if len(values) == 0 || !isToken(name) || notMetadata[canonical] || strings.HasPrefix(canonical, "X-Broker-") || isConnectionOption(h, canonical) {
 			continue
 		}
 		value := strings.Join(values, ", ")

@@ -1,9 +1,7 @@
 package web
 
 import (
-	"fmt"
 	"net/http"
-	"strings"
 
 	"github.com/gorilla/mux"
 
@@ -65,6 +63,9 @@ func (s *Server) routes() *mux.Router {
 		}
 		m.Handle(route.path, s.answer(route.handle)).Methods(methods...)
 	}
+	if s.o.EngineTables != nil {
+		s.engineRoutes(m)
+	}
 	if s.o.Metrics != nil {
 		m.Handle("/metrics", s.o.Metrics).Methods(http.MethodGet, http.MethodHead)
 	}
@@ -72,17 +73,14 @@ func (s *Server) routes() *mux.Router {
 	m.NotFoundHandler = s.answer(func(http.ResponseWriter, *http.Request) error {
 		return notFound("there is nothing at this path")
 	})
-	m.MethodNotAllowedHandler = s.answer(func(w http.ResponseWriter, r *http.Request) error {
-		w.Header().Set("Allow", strings.Join(allowed(m, r), ", "))
-		return fail(http.StatusMethodNotAllowed, fmt.Sprintf("%s is not a method of this path", r.Method))
-	})
+	m.MethodNotAllowedHandler = s.methodNotAllowed(m)
 	return m
 }
 
 // allowed finds the methods that the path of r has.
 func allowed(m *mux.Router, r *http.Request) []string {
 	var methods []string
-	for _, method := range []string{"GET", "HEAD", "PUT", "POST", "DELETE"} {
+	for _, method := range []string{"GET", "HEAD", "PUT", "POST", "PATCH", "DELETE"} {
 		probe := *r // Match reads method and URL only
 		probe.Method = method
 		var match mux.RouteMatch

@@ -45,7 +45,8 @@ type Kicker interface {
 	Kick(consumerKey uint32)
 }
 
-// DeadCounter tells how many jobs are dead. exact is false where the numbers may lag behind the jobs.
+// DeadCounter tells how many jobs are dead. exact is false where an audit by this instance found one to
+// be off.
 type DeadCounter interface {
 	Counts(ctx context.Context) (counts storage.DeadCounts, exact bool, err error)
 }
@@ -71,6 +72,13 @@ type Options struct {
 	Kicker      Kicker
 	DeadCounter DeadCounter
 
+	// EngineTables are the dead letters and the history of all engines. Optional: without it nothing is under /api.
+	EngineTables EngineTables
+	// Engines tells which engines there are. Required with EngineTables.
+	Engines EngineContext
+	// TokenKey authenticates continuation tokens: at least 16 bytes, the same on all instances. Required with EngineTables.
+	TokenKey []byte
+
 	// Unavailable tells further errors, apart from storage.IsUnavailable, that are a 503: the same request may
 	// succeed later. Optional.
 	Unavailable func(error) bool
@@ -86,7 +94,8 @@ type Options struct {
 	Metrics http.Handler
 	// Registerer gets the API's own metrics. Optional.
 	Registerer prometheus.Registerer
-	// Log gets a debug event for each request and an error for each fault; default slog.Default().
+	// Log gets a debug event for each request, an info event for each change by an admin and an error for each fault;
+	// default slog.Default().
 	Log *slog.Logger
 	// Now is the clock that schedules and signatures are checked against; default time.Now.
 	Now func() time.Time
@@ -125,7 +134,6 @@ type Server struct {
 	metrics *metrics
 	// handler is the router inside everything that holds for all requests.
 	handler http.Handler
-	router  *mux.Router
 	// outages thins out the log while the database is away, when every request fails for the same reason.
 	outages *rate.Sometimes
 }
@@ -138,14 +146,20 @@ func New(o Options) (*Server, error) {
 	if !o.AdminOpen && len(o.AdminTokens) == 0 {
 		return nil, errors.New("web: there is no admin token; without one nobody could create a channel (or say that anybody may)")
 	}
+	if err := o.checkEngines(); err != nil {
+		return nil, err
+	}
+	return newServer(o, (*Server).routes)
+}
+
+func newServer(o Options, routes func(*Server) *mux.Router) (*Server, error) {
 	s := &Server{o: o.withDefaults(), outages: &rate.Sometimes{First: 1, Interval: time.Second}}
 	s.log, s.now = s.o.Log, s.o.Now
 	var err error
 	if s.metrics, err = newMetrics(s.o.Registerer); err != nil {
 		return nil, err
 	}
-	s.router = s.routes()
-	var h http.Handler = s.router
+	var h http.Handler = routes(s)
 	if len(s.o.GatewaySecret) > 0 {
 		h = s.gateway(h)
 	}

@@ -54,8 +54,12 @@ func (a *api) putProducer(ctx context.Context, producer string) error {
 	return a.put(ctx, "/producer/"+producer, url.Values{"token": {token}})
 }
 
-func (a *api) putChannel(ctx context.Context, channel string) error {
-	return a.put(ctx, "/channel/"+channel, url.Values{"token": {token}})
+func (a *api) putChannel(ctx context.Context, channel, history string) error {
+	form := url.Values{"token": {token}}
+	if history != "" {
+		form.Set("history", history)
+	}
+	return a.put(ctx, "/channel/"+channel, form)
 }
 
 func (a *api) putConsumer(ctx context.Context, channel, consumer, callbackURL string) error {
@@ -72,6 +76,21 @@ func (a *api) put(ctx context.Context, path string, form url.Values) error {
 func (a *api) dlq(ctx context.Context) (*dlqStatus, error) {
 	var s dlqStatus
 	return &s, a.getJSON(ctx, "/dlq-status", &s)
+}
+
+// deadLetterPage is what a bench reads of a page of dead letters.
+type deadLetterPage struct {
+	Items             []struct{} `json:"items"`
+	ContinuationToken string     `json:"continuationToken"`
+}
+
+// deadLetters asks for a page of /api/dlq.
+func (a *api) deadLetters(ctx context.Context, filter url.Values) (deadLetterPage, error) {
+	var answer struct {
+		Data deadLetterPage `json:"data"`
+	}
+	err := a.getJSON(ctx, "/api/dlq?"+filter.Encode(), &answer)
+	return answer.Data, err
 }
 
 // jobCounts asks /job-status and returns a consumer's numbers of dead jobs and of all others.

@@ -57,6 +57,13 @@ func (f *fakeBroker) handler() http.Handler {
 	mux.HandleFunc("DELETE /channel/{c}/consumer/{k}/dlq", f.purge)
 	mux.HandleFunc("GET /dlq-status", f.dlqStatus)
 	mux.HandleFunc("GET /job-status", f.jobStatus)
+	mux.HandleFunc("GET /api/dlq", func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("status") == "Expired" {
+			fmt.Fprint(w, `{"data":{"items":[]}}`)
+			return
+		}
+		fmt.Fprint(w, `{"data":{"items":[{}]}}`)
+	})
 	mux.HandleFunc("GET /metrics", f.metrics)
 	mux.HandleFunc("GET /readyz", func(http.ResponseWriter, *http.Request) {})
 	return mux

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 	"time"
 )
@@ -200,6 +201,37 @@ func (b *bench) status(ctx context.Context, g *graveyard) error {
 		b.rep.record(ask.metric+".p50", p, p50)
 		b.rep.record(ask.metric+".p99", p, p99)
 	}
+	return b.listings(ctx, g, p)
+}
+
+// listings measures pages of dead letters: of every kind of filter, each list from its first page on.
+func (b *bench) listings(ctx context.Context, g *graveyard, p params) error {
+	day := time.Now().UTC().Add(-deathSpread / 2).Format(time.RFC3339)
+	filters := []url.Values{
+		{}, {"status": {"Pending"}}, {"engine": {"delivery"}}, {"engine": {"delivery"}, "status": {"Pending"}},
+		{"instanceId": {g.consumer}}, {"instanceId": {g.consumer}, "status": {"Pending"}, "toDate": {day}}, {"fromDate": {day}}, {"status": {"Expired"}},
+	}
+	took := make([]time.Duration, 0, b.set.Samples)
+	for _, filter := range filters {
+		for range max(b.set.Samples/len(filters), 1) {
+			at := now()
+			page, err := g.api.deadLetters(ctx, filter)
+			if err != nil {
+				return err
+			}
+			took = append(took, time.Duration(now()-at))
+			filter.Del("continuationToken")
+			if page.ContinuationToken != "" {
+				filter.Set("continuationToken", page.ContinuationToken)
+			}
+			if want := filter.Get("status") != "Expired"; want != (len(page.Items) > 0) {
+				b.rep.expect("status", "items of /api/dlq?"+filter.Encode(), 50, int64(len(page.Items)))
+			}
+		}
+	}
+	p50, p99 := quantiles(took)
+	b.rep.record("list.dlq.p50", p, p50)
+	b.rep.record("list.dlq.p99", p, p99)
 	return nil
 }
 

@@ -63,22 +63,30 @@ func (b *bench) acceptWith(ctx context.Context, w *world, clients int) error {
 	return b.deliveries(ctx, "accept", r, warm, res)
 }
 
-// endToEnd measures jobs a second from the first broadcast to the last receipt, broadcasting included.
+// endToEnd measures jobs a second from the first broadcast to the last receipt, broadcasting included, with all
+// attempts in the history and with none.
 func (b *bench) endToEnd(ctx context.Context) error {
 	consumers := []int{1}
 	if b.set.Consumers != 1 {
 		consumers = append(consumers, b.set.Consumers)
 	}
 	for _, n := range consumers {
-		err := b.inWorld(ctx, nil, func(ctx context.Context, w *world) error { return b.endToEndWith(ctx, w, n) })
-		if err != nil {
-			return err
+		for _, metric := range []string{"e2e.rate", "e2e.off"} {
+			err := b.inWorld(ctx, nil, func(ctx context.Context, w *world) error {
+				if metric == "e2e.off" {
+					w.history = "off"
+				}
+				return b.endToEndWith(ctx, w, n, metric)
+			})
+			if err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-func (b *bench) endToEndWith(ctx context.Context, w *world, consumers int) error {
+func (b *bench) endToEndWith(ctx context.Context, w *world, consumers int, metric string) error {
 	f := newFlow("e", b.set.Warmup+b.set.Messages)
 	r, err := w.newRoute(ctx, "end-to-end", consumers, f, false)
 	if err != nil {
@@ -110,7 +118,7 @@ func (b *bench) endToEndWith(ctx context.Context, w *world, consumers int) error
 	}
 	if span := time.Duration(last - res.Began); span > 0 {
 		p := params{Clients: b.set.Clients, Consumers: consumers, Messages: b.set.Messages, PayloadBytes: b.set.PayloadBytes}
-		b.rep.record("e2e.rate", p, float64(jobs)/span.Seconds())
+		b.rep.record(metric, p, float64(jobs)/span.Seconds())
 	}
 	return b.deliveries(ctx, "e2e", r, warm, res)
 }

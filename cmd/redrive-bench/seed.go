@@ -19,6 +19,9 @@ const (
 	tallyJobs     = 1 // jobs ever made less jobs removed, of a consumer
 	tallyMessages = 3 // messages dispatched less those pruned, of a channel
 
+	// deathTime is how a dead letter's row key tells when it died.
+	deathTime = "20060102T150405.000000Z"
+
 	// seedBatch is the rows of one INSERT and, unless they go at once, of one transaction.
 	seedBatch = 1000
 	// seedWorkers insert side by side; more only wait for each other's pages.
@@ -180,14 +183,18 @@ func (s *seeder) insert(ctx context.Context, tx *sql.Tx, worker, from, to int) e
 	messages := make([]any, 0, n*7)
 	payloads := make([]any, 0, n*2)
 	jobs := make([]any, 0, n*6)
+	letters := make([]any, 0, n*9)
 	body := strings.Repeat("redrive ", s.spec.PayloadBytes/8+1)[:s.spec.PayloadBytes]
 	for i := from; i < to; i++ {
 		// Ids rise with i, so that all three tables grow at their ends.
 		at := s.began.Add(time.Duration(float64(s.spec.Spread) * float64(i) / float64(s.total)))
-		message, job := xid.NewWithTime(at).Bytes(), xid.NewWithTime(at).Bytes()
+		at = at.Truncate(time.Microsecond) // as the database keeps it: the dead letter is found by it
+		messageID, jobID := xid.NewWithTime(at), xid.NewWithTime(at)
+		message, job := messageID.Bytes(), jobID.Bytes()
 		messages = append(messages, message, s.refs.channel, s.refs.producer, s.spec.Flow.id(i), at, at)
 		payloads = append(payloads, message, body)
 		jobs = append(jobs, job, message, s.refs.consumer, at, s.spec.Retries)
+		letters = append(letters, jobID.String()+"-"+at.Format(deathTime), s.spec.Consumer, s.spec.Channel, s.spec.Retries+1, at, at, s.spec.Flow.id(i), job)
 	}
 	if err := insertRows(ctx, tx, `
 		INSERT INTO message (id, channelId, producerId, messageId, contentType, priority, receivedAt, dispatchedAt)
@@ -201,6 +208,11 @@ func (s *seeder) insert(ctx context.Context, tx *sql.Tx, worker, from, to int) e
 	if err := insertRows(ctx, tx, `
 		INSERT INTO job (id, messageId, consumerId, status, statusChangedAt, precedence, retryAttemptCount, dlqCounted)
 		VALUES `, `(?, ?, ?, 1004, ?, 0, ?, 0)`, n, jobs); err != nil {
+		return err
+	}
+	if err := insertRows(ctx, tx, `
+		INSERT INTO engineDlq (PartitionKey, RowKey, InstanceId, OriginalQueue, ErrorMessage, DequeueCount, FirstFailureAtUtc, LastFailureAtUtc, Status, CorrelationId, JobId)
+		VALUES `, `('delivery', ?, ?, ?, 'http_5xx: seeded', ?, ?, ?, 'Pending', ?, ?)`, n, letters); err != nil {
 		return err
 	}
 	// Shards are for writers to keep out of each other's way; the sum is what counts.

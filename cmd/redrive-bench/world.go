@@ -37,6 +37,8 @@ type world struct {
 	died  <-chan struct{} // closed when the broker has ended
 	cause func() error    // why; after died
 	close func(ctx context.Context) error
+
+	history string // policy of new channels; empty: the broker's default
 }
 
 // worldOptions say how to open a world.
@@ -124,7 +126,7 @@ func (w *world) newRoute(ctx context.Context, channel string, n int, f *flow, fa
 	if err := w.api.putProducer(ctx, producerOf(channel)); err != nil {
 		return nil, err
 	}
-	if err := w.api.putChannel(ctx, channel); err != nil {
+	if err := w.api.putChannel(ctx, channel, w.history); err != nil {
 		return nil, err
 	}
 	r := &route{world: w, channel: channel, flow: f}

@@ -105,11 +105,13 @@ func (w *witness) look(ctx context.Context) {
 func (w *witness) snapshot(ctx context.Context) (snapshot, error) {
 	s := snapshot{Start: w.rec.now(), Of: map[string]tally{}}
 	rows, err := w.db.QueryContext(ctx, `
-		SELECT ch.channelId, c.consumerId, COALESCE(j.dead, 0), COALESCE(j.counted, 0), COALESCE(s.dead_count, 0), COALESCE(d.delta, 0)
+		SELECT ch.channelId, c.consumerId, COALESCE(j.dead, 0), COALESCE(j.counted, 0), COALESCE(s.dead_count, 0), COALESCE(d.delta, 0), COALESCE(e.pending, 0)
 		FROM consumer c JOIN channel ch ON ch.id = c.channelId
 		LEFT JOIN (SELECT consumerId, SUM(status = 1004) dead, SUM(dlqCounted = 1) counted FROM job IGNORE INDEX (uncounted) GROUP BY consumerId) j ON j.consumerId = c.id
 		LEFT JOIN (SELECT consumerId, SUM(dlqDelta) delta FROM job FORCE INDEX (uncounted) WHERE dlqDelta IS NOT NULL GROUP BY consumerId) d ON d.consumerId = c.id
-		LEFT JOIN dlq_summary s ON s.consumerId = c.id`)
+		LEFT JOIN dlq_summary s ON s.consumerId = c.id
+		LEFT JOIN (SELECT OriginalQueue, InstanceId, COUNT(*) pending FROM engineDlq WHERE PartitionKey = 'delivery' AND Status = 'Pending' GROUP BY OriginalQueue, InstanceId) e
+			ON e.OriginalQueue = ch.channelId AND e.InstanceId = c.consumerId`)
 	if err != nil {
 		return s, err
 	}
@@ -117,7 +119,7 @@ func (w *witness) snapshot(ctx context.Context) (snapshot, error) {
 	for rows.Next() {
 		var channel, consumer string
 		var t tally
-		if err := rows.Scan(&channel, &consumer, &t.Dead, &t.Counted, &t.DeadCount, &t.Delta); err != nil {
+		if err := rows.Scan(&channel, &consumer, &t.Dead, &t.Counted, &t.DeadCount, &t.Delta, &t.Pending); err != nil {
 			return s, err
 		}
 		s.Of[channel+"/"+consumer] = t
@@ -126,10 +128,10 @@ func (w *witness) snapshot(ctx context.Context) (snapshot, error) {
 	return s, rows.Err()
 }
 
-// sight reads which jobs finished in the last seconds.
+// sight reads which jobs finished or were shelved in the last seconds.
 func (w *witness) sight(ctx context.Context) (sighting, error) {
 	s := sighting{Start: w.rec.now()}
-	rows, err := w.db.QueryContext(ctx, `SELECT id, status FROM job WHERE status IN (1003, 1004) AND statusChangedAt > NOW(6) - INTERVAL 3 SECOND`)
+	rows, err := w.db.QueryContext(ctx, `SELECT id, status FROM job WHERE status IN (1003, 1004, 1005) AND statusChangedAt > NOW(6) - INTERVAL 3 SECOND`)
 	if err != nil {
 		return s, err
 	}
@@ -140,10 +142,13 @@ func (w *witness) sight(ctx context.Context) (sighting, error) {
 		if err := rows.Scan(&id, &status); err != nil {
 			return s, err
 		}
-		if status == statusDelivered {
+		switch status {
+		case statusDelivered:
 			s.Delivered = append(s.Delivered, jobID(id))
-		} else {
+		case statusDead:
 			s.Dead = append(s.Dead, jobID(id))
+		default:
+			s.Shelved = append(s.Shelved, jobID(id))
 		}
 	}
 	s.End = w.rec.now()

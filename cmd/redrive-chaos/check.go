@@ -14,6 +14,7 @@ const (
 	statusInflight  = 1002
 	statusDelivered = 1003
 	statusDead      = 1004
+	statusShelved   = 1005
 )
 
 // violation is one broken promise, and what in the history it is about.
@@ -43,6 +44,7 @@ func checkAll(h *history) []result {
 		checkStale, checkFinal, checkAttempts, checkExhausted,
 		checkSnapshots, checkMonotone, checkNegative, checkAtRest, checkCounted,
 		checkTotals, checkPurged,
+		checkShelved, checkLetterRetries, checkClosedOnce,
 		checkNoDatabase, checkRetryAfter, checkAnswers, checkIdempotent, checkUnanswered,
 		checkCameToRest, checkIncidents,
 	}
@@ -62,17 +64,19 @@ type index struct {
 	receiptsOf map[string][]*receipt // by consumer and message, in the order of time
 	jobOf      map[string]*finalJob  // by consumer and message
 	jobByID    map[string]*finalJob
-	requeues   map[string][]*op // by consumer: those that may have happened
-	purges     []*op            // those that may have happened
-	pulls      map[string][]*op // by job: states reported that may have been taken
-	over       moment           // when the jobs were read: later operations did not show in them
+	letters    map[string][]*op    // by row key, in the order of time: what was done with a dead letter
+	lettersOf  map[string][]string // by job: row keys
+	requeues   map[string][]*op    // by consumer: those that may have happened, retries of dead letters among them
+	purges     []*op               // those that may have happened
+	pulls      map[string][]*op    // by job: states reported that may have been taken
+	over       moment              // when the jobs were read: later operations did not show in them
 }
 
 func newIndex(h *history) *index {
 	x := &index{
 		history: h, tags: map[string][]*op{}, consumers: map[string]consumerInfo{}, ofChannel: map[string][]consumerInfo{},
 		receiptsOf: map[string][]*receipt{}, jobOf: map[string]*finalJob{}, jobByID: map[string]*finalJob{},
-		requeues: map[string][]*op{}, pulls: map[string][]*op{}, over: 1 << 62,
+		letters: map[string][]*op{}, lettersOf: map[string][]string{}, requeues: map[string][]*op{}, pulls: map[string][]*op{}, over: 1 << 62,
 	}
 	for _, r := range h.Rests {
 		if r.Label == restAfterTraffic {
@@ -85,6 +89,10 @@ func newIndex(h *history) *index {
 	}
 	for i := range h.Ops {
 		x.addOp(&h.Ops[i])
+	}
+	for key, ops := range x.letters {
+		slices.SortFunc(ops, func(a, b *op) int { return cmp.Compare(a.Start, b.Start) })
+		x.lettersOf[ops[0].Job] = append(x.lettersOf[ops[0].Job], key)
 	}
 	for i := range h.Receipts {
 		r := &h.Receipts[i]
@@ -108,6 +116,13 @@ func (x *index) addOp(o *op) {
 		x.tags[o.Tag] = append(x.tags[o.Tag], o)
 	case opRequeueOne, opRequeueAll:
 		if o.Outcome != refused {
+			x.requeues[o.Consumer] = append(x.requeues[o.Consumer], o)
+		}
+	case opResolveLetter, opExpireLetter:
+		x.letters[o.Letter] = append(x.letters[o.Letter], o)
+	case opRetryLetter:
+		x.letters[o.Letter] = append(x.letters[o.Letter], o)
+		if o.Outcome != refused && (o.Retry == nil || o.Retry.Retried) {
 			x.requeues[o.Consumer] = append(x.requeues[o.Consumer], o)
 		}
 	case opPurgeOne, opPurgeAll:

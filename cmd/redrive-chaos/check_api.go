@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// checkNoDatabase: while there is no database nothing is accepted, and what is answered is a 503.
+// checkNoDatabase: while there is no database nothing is accepted, of broadcasts and on dead letters, and what is answered
+// is a 503.
 func checkNoDatabase(x *index) result {
 	r := result{Name: "no database: nothing but 503"}
 	for _, f := range x.Faults {
@@ -20,30 +21,30 @@ func checkNoDatabase(x *index) result {
 			continue
 		}
 		for _, o := range x.Ops {
-			if o.Kind != opBroadcast || o.Start <= f.Down || o.End >= f.Up || o.Status == 0 {
+			if o.Kind != opBroadcast && !ofLetters(o.Kind) || o.Start <= f.Down || o.End >= f.Up || o.Status == 0 {
 				continue
 			}
 			r.Cases++
 			// What is wrong with a request may be known without the database: a schedule that has come too near
 			// while the request waited for a stopped instance (412), or what the request was made to be refused for.
 			if o.Status != http.StatusServiceUnavailable && o.Status != http.StatusPreconditionFailed && (o.Want == 0 || o.Status != o.Want) {
-				r.flag(violation{Message: o.Message, At: o.Start, What: fmt.Sprintf("a broadcast from %s to %s got %d, without a database from %s to %s", o.Start, o.End, o.Status, f.Down, f.Up)})
+				r.flag(violation{Message: o.Message, At: o.Start, What: fmt.Sprintf("a %s from %s to %s got %d, without a database from %s to %s", o.Kind, o.Start, o.End, o.Status, f.Down, f.Up)})
 			}
 		}
 	}
 	return r
 }
 
-// checkRetryAfter: a broadcast answered 503 is told when to come again.
+// checkRetryAfter: a broadcast, or what concerns dead letters, answered 503 is told when to come again.
 func checkRetryAfter(x *index) result {
 	r := result{Name: "503 comes with Retry-After"}
 	for _, o := range x.Ops {
-		if o.Kind != opBroadcast || o.Status != http.StatusServiceUnavailable {
+		if o.Kind != opBroadcast && !ofLetters(o.Kind) || o.Status != http.StatusServiceUnavailable {
 			continue
 		}
 		r.Cases++
 		if o.RetryAfter == "" {
-			r.flag(violation{Message: o.Message, At: o.Start, What: fmt.Sprintf("a broadcast at %s got 503 without Retry-After: %s", o.Start, o.Err)})
+			r.flag(violation{Message: o.Message, At: o.Start, What: fmt.Sprintf("a %s at %s got 503 without Retry-After: %s", o.Kind, o.Start, o.Err)})
 		}
 	}
 	return r
@@ -61,6 +62,11 @@ var allowed = map[string][]int{
 	opDLQStatus:  {200},
 	opJobStatus:  {200},
 	opMetrics:    {200},
+
+	opLetters:       {200},
+	opRetryLetter:   {200, 404, 409}, // whether these are right is the business of the checks of letters
+	opResolveLetter: {200, 404, 409},
+	opExpireLetter:  {200, 404, 409},
 }
 
 // checkAnswers: nothing is answered that the contract does not allow; above all no 500.

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// checkFinal: what was once seen DELIVERED stays so, and what was seen DEAD stays so unless somebody brought it
-// back or purged it. An attempt whose lease was lost would break this.
+// checkFinal: what was once seen DELIVERED stays so, what was seen DEAD stays so unless somebody brought it back, purged
+// or shelved it, and what was seen SHELVED stays so unless its dead letter was retried. An attempt whose lease was lost would break this.
 func checkFinal(x *index) result {
 	r := result{Name: "a finished job stays finished"}
 	for _, s := range x.Sightings {
@@ -24,6 +24,12 @@ func checkFinal(x *index) result {
 			r.Cases++
 			if !x.mayHaveLeft(id, s.Start) {
 				x.stays(&r, id, statusDead, s.Start)
+			}
+		}
+		for _, id := range s.Shelved {
+			r.Cases++
+			if !x.mayBeRetried(id, s.Start) {
+				x.stays(&r, id, statusShelved, s.Start)
 			}
 		}
 	}
@@ -55,8 +61,19 @@ func (x *index) mayHaveLeft(id string, since moment) bool {
 			return (o.Kind == opPurgeAll || o.Job == id) && o.Start < x.over && lastEffect(o) >= since
 		})
 	}
+	if j.Status == statusShelved {
+		return x.mayBeShelved(id, since)
+	}
 	return x.consumers[j.Consumer].Pull || slices.ContainsFunc(x.requeues[j.Consumer], func(o *op) bool {
 		return touches(o, j.Job, j.Message) && o.Start < x.over && lastEffect(o) >= since
+	})
+}
+
+// mayBeRetried says whether a retry of a dead letter may have brought a job back at that time or later.
+func (x *index) mayBeRetried(id string, since moment) bool {
+	j := x.jobByID[id]
+	return j != nil && slices.ContainsFunc(x.requeues[j.Consumer], func(o *op) bool {
+		return o.Kind == opRetryLetter && o.Job == id && lastEffect(o) >= since
 	})
 }
 
@@ -112,14 +129,14 @@ func (x *index) tooMany(receipts []*receipt, requeues []*op) string {
 	return ""
 }
 
-// checkExhausted: a push job is DEAD only after its attempts are used up; and where nothing was broken in its whole
+// checkExhausted: a push job is DEAD, or SHELVED after that, only after its attempts are used up; and where nothing was broken in its whole
 // life, its consumer has seen every one of them.
 func checkExhausted(x *index) result {
 	r := result{Name: "dead only after all attempts"}
 	for i := range x.Jobs {
 		j := &x.Jobs[i]
 		c := x.consumers[j.Consumer]
-		if j.Status != statusDead || c.Pull {
+		if j.Status != statusDead && j.Status != statusShelved || c.Pull {
 			continue
 		}
 		r.Cases++
@@ -127,7 +144,7 @@ func checkExhausted(x *index) result {
 		receipts := x.receiptsBefore(j.Consumer, j.Message)
 		switch {
 		case !j.NoRetry && j.Retries != maxRetry:
-			v.What = fmt.Sprintf("job %s (%s of %s) is DEAD with %d retries, want %d", j.Job, j.Message, j.Consumer, j.Retries, maxRetry)
+			v.What = fmt.Sprintf("job %s (%s of %s) has status %d with %d retries, want %d", j.Job, j.Message, j.Consumer, j.Status, j.Retries, maxRetry)
 		case !c.Redrive && len(receipts) != attemptsPerLife && !x.disturbedLife(receipts):
 			v.What = fmt.Sprintf("job %s (%s of %s) is DEAD after %d receipts, want %d: nothing was broken meanwhile", j.Job, j.Message, j.Consumer, len(receipts), attemptsPerLife)
 		default:

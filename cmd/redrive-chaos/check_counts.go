@@ -9,7 +9,7 @@ import (
 )
 
 // checkSnapshots: at every instant, what the summary holds is the dead jobs it has counted, and with what is
-// still owed to that it is the dead jobs there are.
+// still owed to that it is the dead jobs there are, each with one pending dead letter.
 func checkSnapshots(x *index) result {
 	r := result{Name: "every snapshot is exact"}
 	for _, s := range x.Snapshots {
@@ -21,6 +21,8 @@ func checkSnapshots(x *index) result {
 				v.What = fmt.Sprintf("at %s dead_count of %s was %d with %d jobs counted", s.Start, consumer, t.DeadCount, t.Counted)
 			case t.DeadCount+t.Delta != t.Dead:
 				v.What = fmt.Sprintf("at %s %s showed %d + %d with %d jobs dead", s.Start, consumer, t.DeadCount, t.Delta, t.Dead)
+			case t.Pending != t.Dead:
+				v.What = fmt.Sprintf("at %s %s had %d pending dead letters with %d jobs dead", s.Start, consumer, t.Pending, t.Dead)
 			default:
 				continue
 			}
@@ -117,8 +119,9 @@ func checkAtRest(x *index) result {
 		for _, c := range x.Info.Consumers {
 			t := at.Tallies[c.Key]
 			r.Cases++
-			if t.Dead != t.DeadCount || t.Dead != t.Counted {
-				r.flag(violation{Consumer: c.Key, At: at.At, What: fmt.Sprintf("%s: %s has %d dead jobs, %d counted, dead_count %d", at.Label, c.Key, t.Dead, t.Counted, t.DeadCount)})
+			if t.Dead != t.DeadCount || t.Dead != t.Counted || t.Dead != t.Pending {
+				r.flag(violation{Consumer: c.Key, At: at.At, What: fmt.Sprintf("%s: %s has %d dead jobs, %d counted, dead_count %d, %d pending dead letters",
+					at.Label, c.Key, t.Dead, t.Counted, t.DeadCount, t.Pending)})
 			}
 		}
 		for _, o := range at.Shown {
@@ -143,7 +146,7 @@ func compareShown(r *result, x *index, at rest, o op) {
 			}
 			continue
 		}
-		for _, status := range []string{"QUEUED", "INFLIGHT", "DELIVERED", "DEAD"} {
+		for _, status := range []string{"QUEUED", "INFLIGHT", "DELIVERED", "DEAD", "SHELVED"} {
 			r.Cases++
 			key := c.Key + " " + status
 			if o.Counts[key] != at.Jobs[key] {

@@ -17,7 +17,7 @@ func checkTraffic(x *index) result {
 			r.flag(violation{What: fmt.Sprintf("%d %s, want at least %d", n, what, atLeast)})
 		}
 	}
-	taken, dead, pulled, broken := 0, 0, 0, 0
+	taken, dead, shelved, pulled, broken, retried := 0, 0, 0, 0, 0, 0
 	for _, attempts := range x.tags {
 		if accepted(attempts) != nil {
 			taken++
@@ -27,6 +27,8 @@ func checkTraffic(x *index) result {
 		switch {
 		case j.Status == statusDead:
 			dead++
+		case j.Status == statusShelved:
+			shelved++
 		case j.Status == statusDelivered && x.consumers[j.Consumer].Pull:
 			pulled++
 		}
@@ -36,9 +38,16 @@ func checkTraffic(x *index) result {
 			broken++
 		}
 	}
+	for _, o := range x.Ops {
+		if o.Retry != nil && o.Retry.Retried {
+			retried++
+		}
+	}
 	need("messages accepted", taken, 1)
 	need("receipts", len(x.Receipts), 1)
 	need("dead jobs at rest", dead, 1)
+	need("shelved jobs at rest", shelved, 1)
+	need("dead letters retried", retried, 1)
 	need("jobs delivered by pull", pulled, 1)
 	need("faults", broken, 1)
 	need("snapshots", len(x.Snapshots), 1)
@@ -46,8 +55,8 @@ func checkTraffic(x *index) result {
 	return r
 }
 
-// checkNotLost: an accepted message has reached every consumer of its channel, or is dead there, or was purged there
-// by somebody.
+// checkNotLost: an accepted message has reached every consumer of its channel, or is dead there, or was purged or
+// shelved there by somebody.
 func checkNotLost(x *index) result {
 	r := result{Name: "no accepted message is lost"}
 	stored := map[string]finalMessage{}
@@ -82,6 +91,8 @@ func (x *index) lost(o *op, c consumerInfo) string {
 		return ""
 	case job == nil:
 		return "there is no job"
+	case job.Status == statusShelved && x.mayBeShelved(job.Job, o.Start):
+		return ""
 	case job.Status != statusDelivered && job.Status != statusDead:
 		return fmt.Sprintf("its job %s ends with status %d", job.Job, job.Status)
 	}

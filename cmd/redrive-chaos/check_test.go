@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -89,10 +90,10 @@ func died(from moment) map[moment]int {
 //
 //	m1 orders   503 without a database, sent again: 201
 //	m2 orders   no answer from an instance that was killed, sent again: 409; flapper let it die, and it was requeued
-//	m3 returns  dies at broken and at scrap, where it is purged
+//	m3 returns  dies at broken, at scrap, where it is purged, and at triage, where it is resolved
 //	m4 orders   scheduled
 //	m5 orders   an attempt hangs at healthy, then it is delivered
-//	m6 returns  dies at broken and at scrap, and stays there
+//	m6 returns  dies at broken and at scrap, and stays there, and at triage, where it is expired, then retried
 func goodHistory() *history {
 	s := &script{history: &history{Starts: 3}}
 	s.Info = runInfo{Seed: 7, Instances: 2, Consumers: []consumerInfo{
@@ -101,6 +102,7 @@ func goodHistory() *history {
 		{Key: "orders/puller", Channel: "orders", Pull: true, Redrive: true},
 		{Key: "returns/broken", Channel: "returns"},
 		{Key: "returns/scrap", Channel: "returns", Purged: true, Redrive: true},
+		{Key: "returns/triage", Channel: "returns", Triage: true, Redrive: true},
 	}}
 	s.Faults = []fault{
 		{Kind: faultDatabase, Start: 10 * sec, Down: 10*sec + 1, Up: 12 * sec, End: 13 * sec},
@@ -108,6 +110,7 @@ func goodHistory() *history {
 		{Kind: faultConsumer, Target: "orders/healthy", What: hanging, Start: 30 * sec, Down: 30 * sec, Up: 32 * sec, End: 32 * sec},
 	}
 	s.goodTraffic()
+	s.goodTriage()
 	s.goodEnd()
 	return s.history
 }
@@ -153,6 +156,31 @@ func (s *script) goodTraffic() {
 	}
 }
 
+// letter notes an operation on the dead letter of triage's job.
+func (s *script) letter(kind string, at moment, message string, status int, answer *retryAnswer) {
+	job := jobName("returns/triage", message)
+	s.op(op{
+		Kind: kind, Start: at, Status: status, Consumer: "returns/triage", Message: message, Job: job,
+		Letter: job + "-died", Seen: at - sec/10, Retry: answer,
+	})
+}
+
+func (s *script) goodTriage() {
+	s.received("returns/triage", "m3", died(2*sec))
+	s.received("returns/triage", "m6", died(3*sec))
+	s.op(op{Kind: opLetters, Start: 6 * sec, Status: 200})
+	s.letter(opResolveLetter, 6*sec, "m3", 200, nil)
+	s.letter(opExpireLetter, 6*sec+sec/5, "m3", 409, nil)
+	s.letter(opExpireLetter, 6*sec, "m6", 200, nil)
+	s.Sightings = append(s.Sightings, sighting{Start: 7 * sec, End: 7*sec + 1, Shelved: []string{"triage.m3", "triage.m6"}})
+	s.letter(opRetryLetter, 8*sec, "m6", 200, &retryAnswer{Retried: true, JobID: "triage.m6", QueueMessageID: "q1"})
+	s.letter(opRetryLetter, 8*sec+sec/5, "m6", 200, &retryAnswer{JobID: "triage.m6", QueueMessageID: "q1"})
+	s.received("returns/triage", "m6", map[moment]int{9 * sec: 200})
+	s.op(op{Kind: opLetters, Start: 11 * sec, Status: 503, RetryAfter: "1"})
+	s.job("returns/triage", "m3", statusShelved, maxRetry)
+	s.job("returns/triage", "m6", statusDelivered, 0)
+}
+
 func (s *script) goodEnd() {
 	shown := func(at moment, instance int, broken, scrap int64) {
 		counts := map[string]int64{"orders/healthy": 0, "orders/flapper": 0, "orders/puller": 0, "returns/broken": broken, "returns/scrap": scrap}
@@ -168,11 +196,12 @@ func (s *script) goodEnd() {
 		s.Messages = append(s.Messages, finalMessage{Channel: "returns", Message: m, Dispatched: true})
 	}
 	s.Snapshots = []snapshot{
-		{Start: 5*sec + 1, End: 5*sec + 2, Of: map[string]tally{"returns/broken": {Dead: 1, Delta: 1}, "returns/scrap": {Dead: 1, Counted: 1, DeadCount: 1}}},
-		{Start: 9 * sec, End: 9*sec + 2, Of: map[string]tally{"returns/broken": {Dead: 2, Counted: 2, DeadCount: 2}, "returns/scrap": {Dead: 1, Counted: 2, DeadCount: 2, Delta: -1}}},
+		{Start: 5*sec + 1, End: 5*sec + 2, Of: map[string]tally{"returns/broken": {Dead: 1, Delta: 1, Pending: 1}, "returns/scrap": {Dead: 1, Counted: 1, DeadCount: 1, Pending: 1}}},
+		{Start: 9 * sec, End: 9*sec + 2, Of: map[string]tally{"returns/broken": {Dead: 2, Counted: 2, DeadCount: 2, Pending: 2}, "returns/scrap": {Dead: 1, Counted: 2, DeadCount: 2, Delta: -1, Pending: 1}}},
 	}
 	s.restAt(restAfterTraffic, 40*sec, map[string]int64{"returns/broken": 2, "returns/scrap": 1}, map[string]int64{
 		"orders/healthy DELIVERED": 4, "orders/flapper DELIVERED": 4, "orders/puller DELIVERED": 4, "returns/broken DEAD": 2, "returns/scrap DEAD": 1,
+		"returns/triage SHELVED": 1, "returns/triage DELIVERED": 1,
 	})
 	s.op(op{Kind: opRequeueAll, Start: 41 * sec, Status: 202, Consumer: "returns/broken", Total: count(2), Before: count(2), After: count(0)})
 	s.op(op{Kind: opPurgeAll, Start: 42 * sec, Status: 200, Consumer: "returns/scrap", Total: count(1), Before: count(1), After: count(0)})
@@ -180,6 +209,7 @@ func (s *script) goodEnd() {
 	s.received("returns/broken", "m6", map[moment]int{42 * sec: 200})
 	s.restAt(restAfterRedrive, 50*sec, map[string]int64{}, map[string]int64{
 		"orders/healthy DELIVERED": 4, "orders/flapper DELIVERED": 4, "orders/puller DELIVERED": 4, "returns/broken DELIVERED": 2,
+		"returns/triage SHELVED": 1, "returns/triage DELIVERED": 1,
 	})
 }
 
@@ -188,11 +218,11 @@ func (s *script) restAt(label string, at moment, dead, jobs map[string]int64) {
 	counts := map[string]int64{}
 	for _, c := range s.Info.Consumers {
 		n := dead[c.Key]
-		r.Tallies[c.Key] = tally{Dead: n, Counted: n, DeadCount: n}
+		r.Tallies[c.Key] = tally{Dead: n, Counted: n, DeadCount: n, Pending: n}
 		counts[c.Key] = n
 	}
 	for instance := range s.Info.Instances {
-		for _, kind := range []string{opDLQStatus, opMetrics, opJobStatus} {
+		for _, kind := range []string{opDLQStatus, opMetrics, opJobStatus, opLetters} {
 			o := op{Kind: kind, Instance: instance + 1, Start: at, End: at + 1, Status: 200, Outcome: ok, Counts: counts}
 			if kind == opJobStatus {
 				o.Counts = jobs
@@ -276,6 +306,11 @@ func opOf(h *history, kind, message string, status int) *op {
 	return find(h.Ops, func(o *op) bool { return o.Kind == kind && o.Message == message && o.Status == status })
 }
 
+// retryOf is the retry of a message's dead letter that took effect, or the other one.
+func retryOf(h *history, message string, tookEffect bool) *op {
+	return find(h.Ops, func(o *op) bool { return o.Retry != nil && o.Message == message && o.Retry.Retried == tookEffect })
+}
+
 func remove[T any](s *[]T, fits func(*T) bool) {
 	var kept []T
 	for i := range *s {
@@ -297,7 +332,7 @@ func answers(h *history, consumer, message string, status int) {
 // Each of these histories has one thing wrong, and the check made for it must say so.
 func TestFaultyHistoriesAreFlagged(t *testing.T) {
 	t.Parallel()
-	for n, c := range faultyHistories {
+	for n, c := range slices.Concat(faultyHistories, faultyLetters) {
 		t.Run(fmt.Sprintf("%d %s", n, c.what), func(t *testing.T) {
 			t.Parallel()
 			h := goodHistory()

@@ -43,7 +43,7 @@ const (
 	channelVoid    = "void" // has no consumers and takes messages all the same
 )
 
-// cast is who takes part. No requeuer works on healthy, hanger and failing: their jobs have one life, so
+// cast is who takes part. No requeuer works on healthy, hanger and broken: their jobs have one life, so
 // for them the limit of attempts is exact and the count of the dead only rises.
 func cast() []*spec {
 	of := func(channel, id, temper string, faults ...string) *spec {
@@ -61,7 +61,9 @@ func cast() []*spec {
 	broken := of(channelReturns, "broken", failing)
 	scrap := of(channelReturns, "scrap", sulking, failing, closed)
 	scrap.Purged, scrap.Redrive = true, true
-	return []*spec{healthy, flapper, hanger, mortal, puller, broken, scrap}
+	triage := of(channelReturns, "triage", sulking, failing, closed)
+	triage.Triage, triage.Redrive = true, true
+	return []*spec{healthy, flapper, hanger, mortal, puller, broken, scrap, triage}
 }
 
 // receiver is the server of one push consumer.

@@ -2,13 +2,15 @@
 
 package main
 
-// faultyHistories: what is wrong, how a good history is spoiled so, which check finds it and what it says.
-var faultyHistories = []struct {
+// faulty is a history with one thing wrong: what, how a good one is spoiled so, which check finds it and what it says.
+type faulty struct {
 	what  string
 	spoil func(*history)
 	check string
 	says  string
-}{
+}
+
+var faultyHistories = []faulty{
 	{"an accepted message has no job for a consumer", func(h *history) {
 		remove(&h.Jobs, func(j *finalJob) bool { return j.Job == "healthy.m1" })
 	}, "no accepted message is lost", "there is no job"},
@@ -105,6 +107,9 @@ var faultyHistories = []struct {
 		"every snapshot is exact", "dead_count of returns/broken was 3"},
 	{"the number shown is not the dead", func(h *history) { h.Snapshots[0].Of["returns/broken"] = tally{Dead: 1} },
 		"every snapshot is exact", "showed 0 + 0 with 1 jobs dead"},
+	{"a dead job without a dead letter", func(h *history) {
+		h.Snapshots[0].Of["returns/broken"] = tally{Dead: 1, Delta: 1}
+	}, "every snapshot is exact", "0 pending dead letters with 1 jobs dead"},
 	{"an instance shows an old count", func(h *history) {
 		find(h.Ops, func(o *op) bool { return o.Kind == opDLQStatus && o.Instance == 2 }).Counts["returns/broken"] = 1
 	}, "no instance shows an old count", "instance 2 read 1"},
@@ -116,7 +121,7 @@ var faultyHistories = []struct {
 	}, "never a negative number", "-1"},
 	{"dead_count is negative", func(h *history) { h.Snapshots[1].Of["returns/scrap"] = tally{DeadCount: -1, Counted: -1, Delta: 1} },
 		"never a negative number", "dead_count showed -1"},
-	{"an instance is wrong at rest", func(h *history) { h.Rests[0].Shown[3].Counts = map[string]int64{"returns/broken": 2} },
+	{"an instance is wrong at rest", func(h *history) { h.Rests[0].Shown[4].Counts = map[string]int64{"returns/broken": 2} },
 		"every count at rest is exact", "instance 2"},
 	{"a consumer without dead jobs is not shown", func(h *history) { delete(h.Rests[1].Shown[0].Counts, "orders/healthy") },
 		"every count at rest is exact", "shown: false"},

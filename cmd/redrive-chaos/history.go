@@ -43,6 +43,11 @@ const (
 	opDLQStatus  = "dlq-status"
 	opJobStatus  = "job-status"
 	opMetrics    = "metrics"
+
+	opLetters       = "list-letters" // a page
+	opRetryLetter   = "retry-letter"
+	opResolveLetter = "resolve-letter"
+	opExpireLetter  = "expire-letter"
 )
 
 // op is one request to an instance.
@@ -63,6 +68,10 @@ type op struct {
 	Job      string `json:"job,omitempty"`
 	State    string `json:"state,omitempty"` // pull-state: the state asked for
 
+	Letter string       `json:"letter,omitempty"` // the row key of a dead letter
+	Seen   moment       `json:"seen,omitempty"`   // when it was listed
+	Retry  *retryAnswer `json:"retry,omitempty"`
+
 	// Of broadcasts. Tag is in the body and so in every receipt; attempts of one message share it.
 	Tag        string `json:"tag,omitempty"`
 	OwnID      bool   `json:"ownId,omitempty"`
@@ -73,7 +82,14 @@ type op struct {
 	Total  *int64           `json:"total,omitempty"`  // requeue and purge: how many, as reported
 	Before *int64           `json:"before,omitempty"` // and the dead in the database before and after, where nothing
 	After  *int64           `json:"after,omitempty"`  // else was going on
-	Counts map[string]int64 `json:"counts,omitempty"` // dlq-status, metrics: dead by consumer; job-status: by consumer and status
+	Counts map[string]int64 `json:"counts,omitempty"` // dlq-status, metrics: dead by consumer, list-letters at rest: listed; job-status: by consumer and status
+}
+
+// retryAnswer is what a retry of a dead letter says of itself.
+type retryAnswer struct {
+	Retried        bool   `json:"retried"`
+	JobID          string `json:"jobId"`
+	QueueMessageID string `json:"queueMessageId"`
 }
 
 // receipt is one delivery as the consumer saw it.
@@ -117,7 +133,8 @@ type tally struct {
 	Dead      int64 `json:"dead"`    // COUNT of status DEAD
 	Counted   int64 `json:"counted"` // COUNT of dlqCounted=1
 	DeadCount int64 `json:"deadCount"`
-	Delta     int64 `json:"delta"` // SUM(dlqDelta)
+	Delta     int64 `json:"delta"`   // SUM(dlqDelta)
+	Pending   int64 `json:"pending"` // COUNT of Pending dead letters of its deliveries
 }
 
 // snapshot is one look into the database, in one statement.
@@ -127,12 +144,13 @@ type snapshot struct {
 	Of    map[string]tally `json:"of"`
 }
 
-// sighting is the jobs that a look into the database found finished.
+// sighting is the jobs that a look into the database found finished or shelved.
 type sighting struct {
 	Start     moment   `json:"start"`
 	End       moment   `json:"end"`
 	Delivered []string `json:"delivered,omitempty"`
 	Dead      []string `json:"dead,omitempty"`
+	Shelved   []string `json:"shelved,omitempty"`
 }
 
 // incident is a thing that must not happen and that is no request: an instance that ended by itself.
@@ -175,6 +193,7 @@ type consumerInfo struct {
 	Pull    bool   `json:"pull,omitempty"`
 	Purged  bool   `json:"purged,omitempty"`  // purgers work on it
 	Redrive bool   `json:"redrive,omitempty"` // requeuers work on it
+	Triage  bool   `json:"triage,omitempty"`  // its dead letters are retried, resolved and expired one by one
 }
 
 // runInfo is the head of a history.

@@ -80,10 +80,21 @@ func summary(out io.Writer, h *history) {
 	for _, k := range sortedKeys(faults) {
 		fmt.Fprintf(w, "fault %s\t%d\t\n", k, faults[k])
 	}
+	fmt.Fprintf(w, "retries of dead letters that took effect\t%d\tothers answered that one had: %d\n", retries(h, true), retries(h, false))
 	fmt.Fprintf(w, "snapshots\t%d\t\n", len(h.Snapshots))
 	fmt.Fprintf(w, "delivered after a 503\t%d\tcommitted as the answer was lost: allowed, known to repeat\n", unavailableYetDelivered(h))
 	w.Flush()
 	fmt.Fprintln(out)
+}
+
+func retries(h *history, tookEffect bool) int {
+	n := 0
+	for _, o := range h.Ops {
+		if o.Retry != nil && o.Retry.Retried == tookEffect {
+			n++
+		}
+	}
+	return n
 }
 
 // unavailableYetDelivered counts messages whose every attempt was answered 503 and that were delivered all the same.

@@ -113,6 +113,7 @@ func (s *stageState) readRest(ctx context.Context, label string, left map[string
 		for _, kind := range []string{opDLQStatus, opMetrics, opJobStatus} {
 			r.Shown = append(r.Shown, s.client.show(ctx, i, kind))
 		}
+		r.Shown = append(r.Shown, s.client.showLetters(ctx, i, s.specs))
 	}
 	s.rec.edit(func(h *history) { h.Rests = append(h.Rests, r) })
 	return nil

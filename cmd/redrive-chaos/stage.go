@@ -207,6 +207,12 @@ func (s *stageState) act(ctx, traffic context.Context, wg *sync.WaitGroup) {
 			p := &operator{client: s.client, rng: s.rng(uint64(400 + n))}
 			wg.Go(func() { p.purges(ctx, traffic, c) })
 		}
+		for k := range 2 {
+			if c.Triage {
+				p := &triager{client: s.client, spec: c, rng: s.rng(uint64(800 + 10*n + k))}
+				wg.Go(func() { p.run(ctx, traffic) })
+			}
+		}
 	}
 	for n, r := range s.receivers {
 		wg.Go(func() { r.torment(traffic, s.rng(uint64(500+n))) })

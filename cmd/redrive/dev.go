@@ -10,6 +10,7 @@ import (
 
 	"github.com/redrive-mq/redrive/internal/app"
 	"github.com/redrive-mq/redrive/internal/demo"
+	"github.com/redrive-mq/redrive/storage"
 	"github.com/redrive-mq/redrive/telemetry"
 )
 
@@ -24,6 +25,9 @@ func (c *devCmd) Run(ctx context.Context, p process) error {
 		return err
 	}
 	if err := c.Check(); err != nil {
+		return err
+	}
+	if err := c.ownDatabase(ctx); err != nil {
 		return err
 	}
 	log, err := telemetry.NewLogger(p.err, c.LogLevel, c.LogFormat)
@@ -79,8 +83,7 @@ func (c *devCmd) perform(ctx context.Context, p process, instance *app.App, log 
 	return traffic, traffic.Run(ctx)
 }
 
-// adapt makes sure of what dev promises, whatever the environment says for serve: on loopback, open, unsigned, on a
-// database of its own.
+// adapt makes sure of what dev promises, whatever the environment says for serve: on loopback, open, unsigned.
 func (c *devCmd) adapt(p process) error {
 	host, port, err := net.SplitHostPort(c.HTTPListen)
 	if err != nil {
@@ -100,13 +103,29 @@ func (c *devCmd) adapt(p process) error {
 	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
 		return c.listenError("a loopback address with `redrive dev`, as 127.0.0.1:8080 or :8080: everything is open to whoever reaches it")
 	}
-	if c.DatabaseDSN != "" {
-		fmt.Fprintf(p.err, "%s is not used: dev keeps its own database, for demo traffic belongs in no other.\n", app.EnvName("DatabaseDSN"))
-		c.DatabaseDSN = ""
-	}
 	c.HTTPListen = net.JoinHostPort(host, port)
 	c.AdminAuth, c.GatewayAuthMode = app.AdminOpen, app.GatewayNone
 	c.AutoMigrate = true
+	return nil
+}
+
+// ownDatabase refuses a database that somebody works with: dev migrates it, sends demo traffic, and lets everybody in.
+// One that does not answer yet is waited for later, and an empty one is fine.
+func (c *devCmd) ownDatabase(ctx context.Context) error {
+	if c.DatabaseDSN == "" {
+		return nil
+	}
+	store, err := storage.Open(storage.Options{DSN: c.DatabaseDSN, MaxOpenConns: 1})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = store.Close() }()
+	var others int
+	err = store.DB().QueryRowContext(ctx, `SELECT COUNT(*) FROM channel WHERE channelId <> ?`, demo.ChannelID).Scan(&others)
+	if err == nil && others > 0 {
+		return &app.SettingError{Env: app.EnvName("DatabaseDSN"), Secret: true, Value: fmt.Sprintf("that database has %d channels of somebody else", others),
+			Allowed: "a database of dev's own, or empty: dev migrates it, sends demo traffic, and lets everybody in"}
+	}
 	return nil
 }
 

@@ -101,7 +101,7 @@ func (c *dlqRequeueCmd) Run(ctx context.Context, p process) error {
 		if err != nil {
 			return err
 		}
-		n, err := db.Store.RequeueAll(ctx, consumer.Key)
+		n, err := db.Store.RequeueAll(ctx, consumer.Key, "redrive dlq")
 		fmt.Fprintf(p.out, "%d dead jobs requeued\n", n) // also when it broke off: that many are
 		return err
 	})
@@ -123,7 +123,7 @@ func (c *dlqPurgeCmd) Run(ctx context.Context, p process) error {
 		if !c.Yes {
 			return c.ask(ctx, p, db.Store, consumer)
 		}
-		n, err := db.Store.PurgeAll(ctx, consumer.Key, c.BrokerMaxRetry)
+		n, err := db.Store.PurgeAll(ctx, consumer.Key, c.BrokerMaxRetry, "redrive dlq")
 		fmt.Fprintf(p.out, "%d dead jobs deleted\n", n)
 		return err
 	})

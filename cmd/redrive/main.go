@@ -41,12 +41,13 @@ type process struct {
 // cli is the grammar of the command line. Dev sets other defaults than the rest, whose are those of defaults: fast
 // retries, so that dead letters show soon, and everything open.
 type cli struct {
-	Serve   serveCmd   `cmd:"" help:"Run an instance."`
-	Dev     devCmd     `kong:"cmd,help='Run an instance with a private database and a demo, for this machine only.',set='http_listen=127.0.0.1:8080',set='admin_auth=open',set='allow_private=true',set='max_retry=2',set='retry_backoff=1s,2s',set='summary_interval=10s',set='prune_days=1',set='log_level=error',set='log_format=text'"`
-	Migrate migrateCmd `cmd:"" help:"Look at the database's schema or change it."`
-	Check   checkCmd   `cmd:"" help:"Ask whether an instance is ready, or whether the settings are fine."`
-	DLQ     dlqCmd     `cmd:"" name:"dlq" help:"Look at dead letters and move them, straight in the database."`
-	Version versionCmd `cmd:"" help:"Say what program this is."`
+	Serve     serveCmd     `cmd:"" help:"Run an instance."`
+	Dev       devCmd       `kong:"cmd,help='Run an instance with a private database and a demo, for this machine only.',set='http_listen=127.0.0.1:8080',set='admin_auth=open',set='allow_private=true',set='max_retry=2',set='retry_backoff=1s,2s',set='summary_interval=10s',set='prune_days=1',set='log_level=error',set='log_format=text'"`
+	Migrate   migrateCmd   `cmd:"" help:"Look at the database's schema or change it."`
+	Check     checkCmd     `cmd:"" help:"Ask whether an instance is ready, or whether the settings are fine."`
+	DLQ       dlqCmd       `cmd:"" name:"dlq" help:"Look at dead letters and move them, straight in the database."`
+	Retention retentionCmd `cmd:"" help:"Remove resolved and expired dead letters and history that are past their retention."`
+	Version   versionCmd   `cmd:"" help:"Say what program this is."`
 }
 
 // settings is what every command that needs any takes.

@@ -8,10 +8,14 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/redrive-mq/redrive/internal/app"
+	"github.com/redrive-mq/redrive/migration"
 	"github.com/redrive-mq/redrive/storage/storagetest"
 )
 
@@ -89,6 +93,11 @@ func TestWrongSettings(t *testing.T) {
 		{"flag", nil, []string{"--broker-max-retry=x"}, []string{"REDRIVE_BROKER_MAX_RETRY", `"x"`}},
 		{"password", map[string]string{"REDRIVE_DATABASE_DSN": "u:tell-nobody@tcp(h"}, nil, []string{"REDRIVE_DATABASE_DSN"}},
 		{"seal key", map[string]string{"REDRIVE_SEAL_KEY": "tell-nobody"}, nil, []string{"REDRIVE_SEAL_KEY", "32 bytes in base64"}},
+		{"admin tokens", map[string]string{"REDRIVE_ADMIN_TOKENS": "tell-nobody"}, nil, []string{"REDRIVE_ADMIN_TOKENS", "names with tokens"}},
+		{"an admin token too many", map[string]string{"REDRIVE_ADMIN_TOKENS": "joe=long-enough;tell-nobody"}, nil, []string{"REDRIVE_ADMIN_TOKENS"}},
+		{"admin tokens of one name", map[string]string{"REDRIVE_ADMIN_TOKENS": "joe=long-enough;joe=tell-nobody"}, nil, []string{"REDRIVE_ADMIN_TOKENS"}},
+		{"admin tokens as a flag", nil, []string{"--admin-tokens=tell-nobody"}, []string{"REDRIVE_ADMIN_TOKENS"}},
+		{"admin tokens as a list", nil, []string{"--config", file("d.yaml", "admin-tokens: {joe: [tell-nobody]}")}, []string{"REDRIVE_CONFIG", "admin-tokens"}},
 		{"no token", map[string]string{"REDRIVE_ADMIN_TOKEN": ""}, nil, []string{"REDRIVE_ADMIN_TOKEN", "REDRIVE_ADMIN_AUTH"}},
 		{"file missing", map[string]string{"REDRIVE_CONFIG": filepath.Join(dir, "none.yaml")}, nil, []string{"REDRIVE_CONFIG", "none.yaml", "no such file"}},
 		{"file with a typo", nil, []string{"--config", file("a.yaml", "broker: {max-retries: 3}")}, []string{"REDRIVE_CONFIG", "broker-max-retries"}},
@@ -127,6 +136,10 @@ broker:
   concurrency: 7
   retry-backoff: [1s, 7s]
   allow-private-destinations: true
+engine-context: managed-app
+engines:
+  billing: {queue: billing-queue, operations: [charge, refund]}
+engine-tables-config: {dlqTableName: deadLetters, retentionDays: 7}
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -145,9 +158,44 @@ broker:
 		"REDRIVE_BROKER_DELIVERY_TIMEOUT": "9s", "REDRIVE_BROKER_CONCURRENCY": "8", "REDRIVE_BROKER_MAX_RETRY": "7",
 		"REDRIVE_BROKER_RETRY_BACKOFF": "1s,7s", "REDRIVE_BROKER_ALLOW_PRIVATE_DESTINATIONS": "true", "REDRIVE_LOG_LEVEL": "info",
 		"REDRIVE_DATABASE_DSN": "(set)", "REDRIVE_ADMIN_TOKENS": "(set)", "REDRIVE_BROKER_RATIONAL_DELAY": "2s",
+		"REDRIVE_ENGINE_CONTEXT": "managed-app", "REDRIVE_ENGINES": `{"billing":{"operations":["charge","refund"],"queue":"billing-queue"}}`,
+		"REDRIVE_ENGINE_TABLES_CONFIG": `{"dlqTableName":"deadLetters","retentionDays":7}`,
 	} {
 		if values[name] != want {
 			t.Errorf("%s is %q, not %q", name, values[name], want)
+		}
+	}
+}
+
+// Tokens may hold any character that a header may: from the file all of them arrive, elsewhere all but the semicolon.
+func TestAdminTokens(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "redrive.yaml")
+	if err := os.WriteFile(path, []byte(`admin: {tokens: {joe: "semi;co=lon,comma", ann: "an-other;one"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		env  map[string]string
+		args []string
+		want map[string]string
+	}{
+		"file":        {map[string]string{"REDRIVE_CONFIG": path}, nil, map[string]string{"joe": "semi;co=lon,comma", "ann": "an-other;one"}},
+		"environment": {map[string]string{"REDRIVE_ADMIN_TOKENS": "joe=co=lon,comma; ann=an-other-one"}, nil, map[string]string{"joe": "co=lon,comma", "ann": "an-other-one"}},
+		"flag":        {nil, []string{"--admin-tokens", "joe=long-enough,"}, map[string]string{"joe": "long-enough,"}},
+	} {
+		var got struct {
+			Serve serveCmd `cmd:""`
+		}
+		parser, err := kong.New(&got, defaults(), settingMappers())
+		if err != nil {
+			t.Fatal(err)
+		}
+		resolver := &settingResolver{model: parser.Model, lookupEnv: func(name string) (string, bool) { v, ok := c.env[name]; return v, ok }}
+		if err := kong.Resolvers(resolver).Apply(parser); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parser.Parse(append([]string{"serve"}, c.args...)); err != nil || !maps.Equal(got.Serve.AdminTokens, c.want) {
+			t.Errorf("%s: %v, %v", name, got.Serve.AdminTokens, err)
 		}
 	}
 }
@@ -181,7 +229,13 @@ func TestMigrateAndDLQCommands(t *testing.T) {
 	seed.falsify(t)
 	expect(exitOK, "off by +5", "dlq", "repair")
 	expect(exitOK, "0 counts repaired", "dlq", "repair")
-	expect(exitOK, "version 0", "migrate", "down", "1")
+	expect(exitOK, "0 dead letters and 0 history entries would go", "retention", "--dry-run")
+	expect(exitOK, "0 dead letters and 0 history entries removed", "retention")
+	latest, err := migration.Latest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(exitOK, "version 0", "migrate", "down", strconv.Itoa(int(latest)))
 }
 
 func TestVersionAndHelp(t *testing.T) {

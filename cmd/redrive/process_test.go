@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/redrive-mq/redrive/storage/storagetest"
 )
 
 const (
@@ -159,6 +161,32 @@ func TestDev(t *testing.T) {
 		t.Error("the second start does not find the dead letters of the first")
 	}
 	again.interrupt(t)
+}
+
+// With a DSN, dev works on that database if it is empty or its own, and leaves those of others alone.
+func TestDevOnAGivenDatabase(t *testing.T) {
+	t.Parallel()
+	for name, others := range map[string]bool{"empty": false, "in use": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dsn := storagetest.DSN(t, storagetest.Empty())
+			env := []string{"REDRIVE_DATABASE_DSN=" + dsn, "REDRIVE_DATA_DIR=" + t.TempDir(), "REDRIVE_HTTP_LISTEN=127.0.0.1:0"}
+			if !others {
+				dev := spawn(t, env, "dev")
+				dev.expect(t, "Waiting for dead letters", firstDeadWithin)
+				dev.interrupt(t)
+				return
+			}
+			if got := redrive(t, map[string]string{"REDRIVE_DATABASE_DSN": dsn}, "migrate", "up"); got.code != exitOK {
+				t.Fatal(got.err)
+			}
+			seeded(t, dsn)
+			got := redrive(t, map[string]string{"REDRIVE_DATABASE_DSN": dsn, "REDRIVE_HTTP_LISTEN": "127.0.0.1:0"}, "dev")
+			if got.code == exitOK || !strings.Contains(got.err, "REDRIVE_DATABASE_DSN") || !strings.Contains(got.err, "1 channels of somebody else") {
+				t.Errorf("exit status %d, %q", got.code, got.err)
+			}
+		})
+	}
 }
 
 // apiOf finds the base URL in the banner.

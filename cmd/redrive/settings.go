@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -44,6 +45,7 @@ func settingMappers() kong.Option {
 			kong.KindMapper(reflect.Int, whole), kong.KindMapper(reflect.Int64, whole),
 			kong.KindMapper(reflect.Bool, boolean{}),
 			kong.TypeMapper(reflect.TypeFor[time.Duration](), duration),
+			kong.TypeMapper(reflect.TypeFor[map[string]string](), kong.MapperFunc(named)),
 		} {
 			if err := o.Apply(k); err != nil {
 				return err
@@ -64,6 +66,36 @@ var duration = mapper(func(text string, target reflect.Value) error {
 	target.SetInt(int64(d))
 	return err
 })
+
+// named reads NAME=VALUE;... where the command line or the environment has it, so that no value there holds a semicolon;
+// the file has a mapping, whose values are taken as they are.
+func named(ctx *kong.DecodeContext, target reflect.Value) error {
+	token, err := ctx.Scan.PopValue("value")
+	if err != nil {
+		return err
+	}
+	values, ok := token.Value.(map[string]string)
+	if !ok {
+		text := fmt.Sprint(token.Value)
+		if values, ok = parseNamed(text); !ok {
+			return refused(ctx.Value, text)
+		}
+	}
+	target.Set(reflect.ValueOf(values))
+	return nil
+}
+
+func parseNamed(text string) (map[string]string, bool) {
+	values := map[string]string{}
+	for part := range strings.SplitSeq(text, ";") {
+		name, value, ok := strings.Cut(strings.TrimSpace(part), "=")
+		if _, twice := values[name]; !ok || twice {
+			return nil, false
+		}
+		values[name] = value
+	}
+	return values, true
+}
 
 // mapper makes a kong mapper of a parser; what the parser refuses becomes an *app.SettingError.
 func mapper(parse func(text string, target reflect.Value) error) kong.MapperFunc {
@@ -123,7 +155,7 @@ func (boolean) Decode(ctx *kong.DecodeContext, target reflect.Value) error {
 type settingResolver struct {
 	model     *kong.Application
 	lookupEnv func(string) (string, bool)
-	file      map[string]string // nil: not yet read
+	file      map[string]any // strings, and for admin-tokens a map of strings; nil: not yet read
 }
 
 // Validate implements kong.Resolver.
@@ -145,8 +177,8 @@ func (r *settingResolver) Resolve(ctx *kong.Context, parent *kong.Path, flag *ko
 			return nil, err
 		}
 	}
-	if text, ok := r.file[flag.Name]; ok {
-		return text, nil
+	if value, ok := r.file[flag.Name]; ok {
+		return value, nil
 	}
 	return nil, nil
 }
@@ -166,7 +198,7 @@ func (r *settingResolver) path(ctx *kong.Context, parent *kong.Path) string {
 
 // load reads the file; a key that is no setting is an error, as it is likely a setting with a typo.
 func (r *settingResolver) load(path string) error {
-	r.file = map[string]string{}
+	r.file = map[string]any{}
 	if path == "" {
 		return nil
 	}
@@ -209,9 +241,12 @@ func (r *settingResolver) known(name string) bool {
 	return false
 }
 
+// jsonSettings are JSON elsewhere and may be a mapping in the file.
+func jsonSettings() []string { return []string{"engines", "engine-tables-config"} }
+
 // flatten writes the scalars of a mapping to out by their path, joined with dashes: broker: {max-retry: 3} is
 // broker-max-retry. A list is its elements with commas between. admin-tokens is a mapping itself.
-func flatten(node *yaml.Node, prefix string, out map[string]string) error {
+func flatten(node *yaml.Node, prefix string, out map[string]any) error {
 	switch {
 	case node.Kind == yaml.ScalarNode && prefix != "":
 		if node.Tag != "!!null" {
@@ -227,11 +262,24 @@ func flatten(node *yaml.Node, prefix string, out map[string]string) error {
 		}
 		out[prefix] = strings.Join(parts, ",")
 	case node.Kind == yaml.MappingNode && prefix == "admin-tokens":
-		var parts []string
+		tokens := map[string]string{}
 		for i := 0; i+1 < len(node.Content); i += 2 {
-			parts = append(parts, node.Content[i].Value+"="+node.Content[i+1].Value)
+			if node.Content[i+1].Kind != yaml.ScalarNode {
+				return fmt.Errorf("%s has something else than a name and a token, line %d", prefix, node.Content[i].Line)
+			}
+			tokens[node.Content[i].Value] = node.Content[i+1].Value
 		}
-		out[prefix] = strings.Join(parts, ";")
+		out[prefix] = tokens
+	case node.Kind == yaml.MappingNode && slices.Contains(jsonSettings(), prefix):
+		var value any
+		if err := node.Decode(&value); err != nil {
+			return fmt.Errorf("%s is no mapping of plain values, line %d", prefix, node.Line)
+		}
+		text, err := json.Marshal(value)
+		if err != nil {
+			return fmt.Errorf("%s is no mapping of plain values, line %d", prefix, node.Line)
+		}
+		out[prefix] = string(text)
 	case node.Kind == yaml.MappingNode:
 		for i := 0; i+1 < len(node.Content); i += 2 {
 			name := node.Content[i].Value

@@ -7,16 +7,14 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/redrive-mq/redrive/archive"
 	"github.com/redrive-mq/redrive/storage"
 	"github.com/redrive-mq/redrive/storage/privatedb"
 	"github.com/redrive-mq/redrive/telemetry"
@@ -39,12 +37,16 @@ type App struct {
 	seed     *Seed // nil: none
 	progress *progress
 	gate     *gate
+	instance storage.ID
 
 	listening chan struct{} // closed when listener is set
 	listener  net.Listener
+	served    chan struct{} // closed when the listener takes no more connections
 
 	private *privatedb.Server // nil: the database is somebody else's
 	store   *storage.Store
+	engines engines
+	pruner  *archive.Archive // of the parts; made early
 	parts   *parts
 
 	watchers sync.WaitGroup // the goroutines of Run
@@ -56,7 +58,7 @@ func New(o Options) (*App, error) {
 	if err := o.Config.Check(); err != nil {
 		return nil, err
 	}
-	a := &App{config: o.Config, log: o.Log, registry: o.Registry, progress: newProgress(), listening: make(chan struct{})}
+	a := &App{config: o.Config, log: o.Log, registry: o.Registry, progress: newProgress(), instance: storage.NewID(), listening: make(chan struct{}), served: make(chan struct{})}
 	if a.log == nil {
 		a.log = slog.Default()
 	}
@@ -67,11 +69,15 @@ func New(o Options) (*App, error) {
 		}
 	}
 	if a.config.SeedFile != "" {
-		if a.seed, err = readSeed(a.config.SeedFile); err != nil {
+		if a.seed, err = readSeed(a.config.SeedFile, a.config.BrokerAllowPrivateDestinations); err != nil {
 			return nil, err
 		}
 	}
-	a.gate = &gate{progress: a.progress}
+	starting, err := a.newStarting()
+	if err != nil {
+		return nil, err
+	}
+	a.gate = newGate(starting)
 	return a, nil
 }
 
@@ -94,9 +100,9 @@ func (a *App) URL() string {
 // started. A ctx that ends is no error. A database that is away at the start is waited for; a schema that is behind
 // (unless AutoMigrate), a taken port, and a private database that cannot be kept alive are errors.
 //
-// Stopping: from the end of ctx on /readyz answers 503 and broadcasts are refused with 503; attempts under way may
-// end, and what is in flight then is handed back; requests under way may end; all of that takes 15 s at most. The
-// private database comes last, with 10 s of its own.
+// Stopping: from the end of ctx on no more connections are taken, and on those that are open /readyz answers 503 and
+// broadcasts are refused with 503; attempts under way may end, and what is in flight then is handed back; requests under
+// way may end; the private database comes last. All of that takes 15 s at most.
 func (a *App) Run(parent context.Context) error {
 	ctx, fail := context.WithCancelCause(parent)
 	defer fail(nil)
@@ -132,43 +138,24 @@ func (a *App) start(ctx, detached context.Context, fail context.CancelCauseFunc)
 	if err != nil {
 		return err
 	}
-	sealKey, err := a.config.sealKey()
-	if err != nil {
+	if a.engines, err = a.config.engineSettings(); err != nil {
 		return err
 	}
-	if a.store, err = storage.Open(storage.Options{
-		DSN: dsn, MaxOpenConns: a.config.DatabaseMaxConnections, SealKey: sealKey, Log: a.log,
-	}); err != nil {
+	if a.store, err = a.config.open(dsn, a.config.DatabaseMaxConnections, a.log); err != nil {
+		return err
+	}
+	if a.pruner, err = a.newArchive(); err != nil { // before the wait for the database, which may be long
 		return err
 	}
 	if err := a.prepare(ctx, dsn); err != nil {
 		return err
 	}
-	if a.parts, err = a.assemble(detached); err != nil {
+	if a.parts, err = a.assemble(ctx, detached); err != nil {
 		return err
 	}
 	a.parts.start(context.WithoutCancel(ctx)) // they end by stop, in order
 	a.gate.open(a.parts.api)
 	a.progress.ready()
-	a.log.Info("ready", "url", a.URL(), "instance", a.parts.instance.String())
+	a.log.Info("ready", "url", a.URL(), "instance", a.instance.String())
 	return nil
-}
-
-// serve answers requests from now on; what it answers is the gate's business.
-func (a *App) serve(fail context.CancelCauseFunc) *http.Server {
-	server := &http.Server{
-		Handler:           a.gate,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(a.log.Handler(), slog.LevelDebug), // clients that break off, mostly
-		// No WriteTimeout: purging a million dead jobs answers when it is done. The API bounds everything else.
-	}
-	a.watchers.Go(func() {
-		if err := server.Serve(a.listener); !errors.Is(err, http.ErrServerClosed) {
-			fail(fmt.Errorf("serving HTTP: %w", err))
-		}
-	})
-	a.log.Info("listening", "address", a.listener.Addr().String())
-	return server
 }

@@ -2,7 +2,6 @@ package app
 
 import (
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -32,14 +31,14 @@ type Config struct {
 	DatabaseDSN            string `group:"Database" secret:"" placeholder:"DSN" allowed:"user:password@tcp(host:port)/database" help:"The database: user:password@tcp(host:port)/database. Empty: a private server under the data folder."`
 	DatabaseMaxConnections int    `group:"Database" default:"32" allowed:"a whole number from 4 to 10000" help:"Connections to the database at a time, of this instance."`
 	AutoMigrate            bool   `group:"Database" default:"false" allowed:"true or false" help:"Bring the schema up to date at the start. A private database always is."`
-	SealKey                string `group:"Database" secret:"" placeholder:"BASE64" allowed:"32 bytes in base64" help:"32 bytes in base64 that seal consumer tokens in the database. Empty: a key that the database keeps."`
+	SealKey                string `group:"Database" secret:"" placeholder:"BASE64,..." allowed:"32 bytes in base64, or several such keys with commas between" help:"Keys for the consumer tokens in the database, 32 bytes in base64 each: the first seals, all open. Empty: a key that the database keeps; that one always opens too."`
 	DataDir                string `group:"Database" default:"./.redrive" placeholder:"FOLDER" allowed:"the path of a folder" help:"For the private database and for archives."`
 
 	HTTPListen string `group:"HTTP" default:"${http_listen}" placeholder:"HOST:PORT" allowed:"host:port or :port, the port a number from 0 to 65535" help:"Address to serve on."`
 
 	AdminAuth   string            `group:"Access" default:"${admin_auth}" allowed:"token or open" help:"Who may change producers, channels and consumers. token: holders of an admin token; open: anybody."`
 	AdminToken  string            `group:"Access" secret:"" placeholder:"TOKEN" allowed:"at least 8 printable characters without spaces" help:"A bearer token with the role admin."`
-	AdminTokens map[string]string `group:"Access" secret:"" placeholder:"NAME=TOKEN;..." allowed:"names with tokens of at least 8 printable characters without spaces" help:"More of them, by name: who holds one can be told apart."`
+	AdminTokens map[string]string `group:"Access" secret:"" placeholder:"NAME=TOKEN;..." allowed:"names with tokens of at least 8 printable characters without spaces" help:"More of them, by name: the log says who changed what. One with a semicolon in it can only stand in the file."`
 
 	BrokerMaxRetry                 int             `group:"Deliveries" default:"${max_retry}" allowed:"a whole number from 0 to 1000" help:"Retries after the first attempt; then a job is dead."`
 	BrokerRetryBackoff             []time.Duration `group:"Deliveries" default:"${retry_backoff}" placeholder:"DURATION,..." allowed:"durations from 0s to 168h, as 5s,30s" help:"Waits before the retries. After the last of the list it doubles or grows by 60s, whichever is less."`
@@ -62,6 +61,10 @@ type Config struct {
 	PruneNodeName      string        `group:"Pruning" placeholder:"NAME" allowed:"1 to 100 letters, digits, dots, dashes and underscores" help:"Begins the names of archive files. Empty: the host's name."`
 	PruneInterval      time.Duration `group:"Pruning" default:"1h" allowed:"a duration from 1s to 168h" help:"How often messages are pruned."`
 
+	EngineContext      string `group:"Engines" default:"publisher" allowed:"publisher or managed-app" help:"Which of RFC-72's deployments this is, and so which engines it has."`
+	Engines            string `group:"Engines" placeholder:"JSON" allowed:"a JSON object of engines by name, each with queue and operations" help:"Further engines: {\"billing\":{\"queue\":\"billing-queue\",\"operations\":[\"charge\"]}}. A mapping in the file."`
+	EngineTablesConfig string `group:"Engines" placeholder:"JSON" allowed:"RFC-72's engineTablesConfig as a JSON object" help:"Tables of dead letters and history: storageAccountName (the schema), dlqTableName, historyTableName, retentionDays. Default: engineDlq and engineHistory for 90 days. A mapping in the file."`
+
 	SeedFile string `group:"Start" placeholder:"FILE" allowed:"the path of a YAML file" help:"YAML file of channels, producers and consumers that are created at the start where they are missing."`
 
 	LogLevel  string `group:"Log" default:"${log_level}" allowed:"debug, info, warn or error" help:"Least level that is logged."`
@@ -80,6 +83,7 @@ func (c *Config) Check() error {
 	v.database()
 	v.access()
 	v.deliveries()
+	v.engines()
 	v.others()
 	return v.errs()
 }
@@ -92,7 +96,7 @@ func (v *validator) database() {
 		}
 	}
 	v.between("DatabaseMaxConnections", int64(c.DatabaseMaxConnections), 4, 10_000)
-	if _, err := c.sealKey(); err != nil {
+	if _, err := c.sealKeys(); err != nil {
 		v.wrong("SealKey", err.Error())
 	}
 	v.must("DataDir", c.DataDir != "" || c.DatabaseDSN != "")
@@ -114,7 +118,7 @@ func (v *validator) access() {
 		v.wrong("AdminToken", fmt.Sprintf("it is needed while %s is %s: without one nobody could create a channel", EnvName("AdminAuth"), AdminToken))
 	}
 	v.must("GatewayAuthMode", c.GatewayAuthMode == GatewayNone || c.GatewayAuthMode == GatewayHMAC)
-	secret, err := c.gatewaySecret()
+	secret, err := base64.StdEncoding.DecodeString(c.GatewayAuthSecret)
 	v.must("GatewayAuthSecret", err == nil && (len(secret) == 0 || len(secret) >= minGatewaySecret))
 	if c.GatewayAuthMode == GatewayHMAC && len(c.GatewayAuthSecret) == 0 {
 		v.wrong("GatewayAuthSecret", fmt.Sprintf("it is needed while %s is %s", EnvName("GatewayAuthMode"), GatewayHMAC))
@@ -136,6 +140,12 @@ func (v *validator) deliveries() {
 	v.lasting("BrokerMinScheduleDelay", c.BrokerMinScheduleDelay, 0, week)
 	v.lasting("SchedulerInterval", c.SchedulerInterval, 10*time.Millisecond, time.Hour)
 	v.lasting("DLQSummaryInterval", c.DLQSummaryInterval, 100*time.Millisecond, 24*time.Hour)
+}
+
+func (v *validator) engines() {
+	if _, err := v.config.engineSettings(); err != nil {
+		v.found = append(v.found, err)
+	}
 }
 
 func (v *validator) others() {
@@ -168,22 +178,30 @@ func goodHeaderName(name string) bool {
 	return len(name) <= 100 && strings.Trim(name, headerNameCharacters) == ""
 }
 
-// sealKey is nil where none is set.
-func (c *Config) sealKey() ([]byte, error) {
+// sealKeys are none where none is set.
+func (c *Config) sealKeys() ([][]byte, error) {
 	if c.SealKey == "" {
 		return nil, nil
 	}
-	key, err := base64.StdEncoding.DecodeString(c.SealKey)
-	if err != nil {
-		return nil, errors.New("it is not base64")
+	var keys [][]byte
+	for i, text := range strings.Split(c.SealKey, ",") {
+		key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(text))
+		if err != nil {
+			return nil, fmt.Errorf("key %d is not base64", i+1)
+		}
+		if len(key) != sealKeySize {
+			return nil, fmt.Errorf("key %d has %d bytes", i+1, len(key))
+		}
+		keys = append(keys, key)
 	}
-	if len(key) != sealKeySize {
-		return nil, fmt.Errorf("it has %d bytes", len(key))
-	}
-	return key, nil
+	return keys, nil
 }
 
+// gatewaySecret is nil where no signature is wanted.
 func (c *Config) gatewaySecret() ([]byte, error) {
+	if c.GatewayAuthMode != GatewayHMAC {
+		return nil, nil
+	}
 	return base64.StdEncoding.DecodeString(c.GatewayAuthSecret)
 }
 

@@ -33,6 +33,12 @@ func TestConfigCheck(t *testing.T) {
 		{"DSN without a database", func(c *app.Config) { c.DatabaseDSN = "root:" + secret + "@tcp(localhost)/" }, "REDRIVE_DATABASE_DSN", "no database"},
 		{"connections", func(c *app.Config) { c.DatabaseMaxConnections = 1 }, "REDRIVE_DATABASE_MAX_CONNECTIONS", `"1"`},
 		{"seal key no base64", func(c *app.Config) { c.SealKey = secret + "!" }, "REDRIVE_SEAL_KEY", "32 bytes"},
+		{"seal keys", func(c *app.Config) {
+			c.SealKey = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=, AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+		}, "", ""},
+		{"second seal key", func(c *app.Config) {
+			c.SealKey = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=,"
+		}, "REDRIVE_SEAL_KEY", "key 2 has 0 bytes"},
 		{"seal key short", func(c *app.Config) { c.SealKey = "c2hvcnQ=" }, "REDRIVE_SEAL_KEY", "5 bytes"},
 		{"no data folder", func(c *app.Config) { c.DatabaseDSN, c.DataDir = "", "" }, "REDRIVE_DATA_DIR", `""`},
 		{"listen", func(c *app.Config) { c.HTTPListen = "8080" }, "REDRIVE_HTTP_LISTEN", `"8080"`},
@@ -42,6 +48,19 @@ func TestConfigCheck(t *testing.T) {
 		{"short admin token", func(c *app.Config) { c.AdminToken = "x" }, "REDRIVE_ADMIN_TOKEN", "at least 8"},
 		{"admin token with a space", func(c *app.Config) { c.AdminToken = secret + " " }, "REDRIVE_ADMIN_TOKEN", "without spaces"},
 		{"short named token", func(c *app.Config) { c.AdminTokens = map[string]string{"joe": "x"} }, "REDRIVE_ADMIN_TOKENS", "at least 8"},
+		{"managed app", func(c *app.Config) { c.EngineContext = "managed-app" }, "", ""},
+		{"engine context", func(c *app.Config) { c.EngineContext = "customer" }, "REDRIVE_ENGINE_CONTEXT", "publisher or managed-app"},
+		{"engines", func(c *app.Config) {
+			c.Engines = `{"billing":{"queue":"billing-queue","operations":["charge"]}}`
+			c.EngineTablesConfig = `{"storageAccountName":"redrive","dlqTableName":"dlq","historyTableName":"history","retentionDays":7}`
+		}, "", ""},
+		{"engine without operations", func(c *app.Config) { c.Engines = `{"billing":{"queue":"q"}}` }, "REDRIVE_ENGINES", "operations must name at least one"},
+		{"engines no JSON", func(c *app.Config) { c.Engines = `billing` }, "REDRIVE_ENGINES", "a JSON object"},
+		{"engines unknown field", func(c *app.Config) { c.Engines = `{"billing":{"que":"q"}}` }, "REDRIVE_ENGINES", `unknown field`},
+		{"two JSON values", func(c *app.Config) { c.EngineTablesConfig = `{} {}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "more than one"},
+		{"table name", func(c *app.Config) { c.EngineTablesConfig = `{"dlqTableName":"a b"}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "engineTablesConfig.dlqTableName"},
+		{"retention", func(c *app.Config) { c.EngineTablesConfig = `{"retentionDays":-1}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "retentionDays"},
+		{"another schema", func(c *app.Config) { c.EngineTablesConfig = `{"storageAccountName":"elsewhere"}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "one transaction"},
 		{"retries", func(c *app.Config) { c.BrokerMaxRetry = -1 }, "REDRIVE_BROKER_MAX_RETRY", `"-1"`},
 		{"no backoff", func(c *app.Config) { c.BrokerRetryBackoff = nil }, "REDRIVE_BROKER_RETRY_BACKOFF", "5s,30s"},
 		{"backoff", func(c *app.Config) { c.BrokerRetryBackoff = []time.Duration{time.Second, -1} }, "REDRIVE_BROKER_RETRY_BACKOFF", "1s,-1ns"},
@@ -160,14 +179,20 @@ func TestSeedFileRefused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for name, c := range map[string]struct{ text, says string }{
-		"typo":         {"chanels: []", "chanels"},
-		"no-id":        {"channels: [{name: x}]", "channel 1: it has no id"},
-		"control":      {`producers: [{id: "a\u0007"}]`, "producer 1"},
-		"no-channel":   {"consumers: [{id: k, callbackUrl: 'http://k.example/'}]", "consumer 1: it has no channel"},
-		"type":         {"consumers: [{id: k, channel: c, type: poll, callbackUrl: 'http://k.example/'}]", "push or pull"},
-		"callback":     {"consumers: [{id: k, channel: c, callbackUrl: '/k'}]", "callbackUrl"},
-		"not-yaml":     {"a: [", "yaml"},
-		"missing-file": {"", "no such file"},
+		"typo":             {"chanels: []", "chanels"},
+		"no-id":            {"channels: [{name: x}]", "channel 1: it has no id"},
+		"control":          {`producers: [{id: "a\u0007"}]`, "producer 1"},
+		"no-channel":       {"consumers: [{id: k, callbackUrl: 'http://k.example/'}]", "consumer 1: it has no channel"},
+		"type":             {"consumers: [{id: k, channel: c, type: poll, callbackUrl: 'http://k.example/'}]", "push or pull"},
+		"callback":         {"consumers: [{id: k, channel: c, callbackUrl: '/k'}]", "callbackUrl"},
+		"callback-long":    {"consumers: [{id: k, channel: c, callbackUrl: 'http://k.example/" + strings.Repeat("x", 2048) + "'}]", "2048 bytes"},
+		"callback-port":    {"consumers: [{id: k, channel: c, callbackUrl: 'http://k.example:0/'}]", "port"},
+		"callback-private": {"consumers: [{id: k, channel: c, callbackUrl: 'http://127.0.0.1/'}]", "loopback"},
+		"space":            {"channels: [{id: ' c'}]", "channel 1: id begins or ends with white space"},
+		"space-in-name":    {"producers: [{id: p, name: 'P '}]", "producer 1: name begins or ends with white space"},
+		"long-token":       {"producers: [{id: p, token: " + strings.Repeat("x", 256) + "}]", "token is longer than 255 bytes"},
+		"not-yaml":         {"a: [", "yaml"},
+		"missing-file":     {"", "no such file"},
 	} {
 		cfg := testConfig("root@tcp(localhost)/redrive")
 		cfg.SeedFile = filepath.Join(dir, name)
@@ -176,7 +201,10 @@ func TestSeedFileRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := app.New(app.Options{Config: cfg}); err == nil || !strings.Contains(err.Error(), c.says) {
+		cfg.BrokerAllowPrivateDestinations = false
+		_, err := app.New(app.Options{Config: cfg})
+		var wrong *app.SettingError
+		if !errors.As(err, &wrong) || wrong.Env != "REDRIVE_SEED_FILE" || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

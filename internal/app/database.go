@@ -5,7 +5,11 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"time"
+
+	"github.com/go-sql-driver/mysql"
 
 	"github.com/redrive-mq/redrive/migration"
 	"github.com/redrive-mq/redrive/storage"
@@ -126,17 +130,74 @@ func (a *App) prepareOnce(ctx context.Context, dsn string) error {
 	if err := a.store.Ping(ctx); err != nil {
 		return err
 	}
+	if err := a.packetFits(ctx); err != nil {
+		return err
+	}
 	if err := a.schema(ctx, dsn); err != nil {
 		return err
 	}
-	if a.seed == nil {
-		return nil
+	if err := a.store.EnsureEngineTables(ctx); err != nil {
+		return err
+	}
+	if err := a.tokensOpen(ctx); err != nil || a.seed == nil {
+		return err
 	}
 	created, err := a.seed.plant(ctx, a.store)
+	if isDataError(err) {
+		err = a.seed.wrong(err)
+	}
 	if created > 0 {
 		a.log.Info("seed file planted", "file", a.config.SeedFile, "created", created)
 	}
 	return err
+}
+
+const (
+	// The broker stores messages together, as long as their bodies have no more than this: or one message alone.
+	bodiesTogether = 4 << 20
+	// Metadata headers and the rest of a statement.
+	besideBodies = 1 << 20
+)
+
+// packetFits checks that the server takes the longest statement that storing messages may need: with every byte of the
+// bodies escaped, which doubles them. Otherwise it would end the connection in the middle of a broadcast.
+func (a *App) packetFits(ctx context.Context) error {
+	var packet int64
+	if err := a.store.DB().QueryRowContext(ctx, `SELECT @@max_allowed_packet`).Scan(&packet); err != nil {
+		return err
+	}
+	needs := func(bodies int64) int64 { return 2*bodies + besideBodies }
+	switch body := a.config.BrokerMaxBodyBytes; {
+	case packet < needs(bodiesTogether):
+		e := settingError("DatabaseDSN", fmt.Sprintf("its server's max_allowed_packet is %d", packet))
+		e.Allowed = fmt.Sprintf("of a server whose max_allowed_packet is %d or more", needs(max(body, bodiesTogether)))
+		return e
+	case packet < needs(body):
+		e := settingError("BrokerMaxBodyBytes", strconv.FormatInt(body, 10))
+		e.Allowed = fmt.Sprintf("at most %d while the database's max_allowed_packet is %d; or that must be %d or more", (packet-besideBodies)/2, packet, needs(body))
+		return e
+	}
+	return nil
+}
+
+// tokensOpen checks that this instance can open every consumer's token: one that cannot had better not start. What
+// becomes unreadable later, as another instance was given another key, costs that consumer alone.
+func (a *App) tokensOpen(ctx context.Context) error {
+	catalog, err := a.store.Catalog(ctx)
+	if err != nil {
+		return err
+	}
+	var sealed []string
+	for k := range catalog.Consumers {
+		if k.Sealed {
+			sealed = append(sealed, k.ChannelID+"/"+k.ID)
+		}
+	}
+	if len(sealed) == 0 {
+		return nil
+	}
+	slices.Sort(sealed)
+	return settingError("SealKey", fmt.Sprintf("none of its keys, nor the database's own, opens the tokens of %d consumers, the first of them %q", len(sealed), sealed[0]))
 }
 
 // schema checks the schema and, where that is wanted, brings it up to date.
@@ -165,8 +226,14 @@ func migrateUp(ctx context.Context, dsn string) error {
 func hopeless(err error) bool {
 	var behind *migration.BehindError
 	var dirty *migration.DirtyError
-	var seed *seedError
-	return errors.As(err, &behind) || errors.As(err, &dirty) || errors.As(err, &seed)
+	var setting *SettingError
+	return errors.As(err, &behind) || errors.As(err, &dirty) || errors.As(err, &setting) || isDataError(err)
+}
+
+// isDataError tells errors that say that what was to be stored cannot be (SQLSTATE classes 22 and 23).
+func isDataError(err error) bool {
+	var server *mysql.MySQLError
+	return errors.As(err, &server) && (string(server.SQLState[:2]) == "22" || string(server.SQLState[:2]) == "23")
 }
 
 // sleep returns false when ctx ends first.

@@ -3,10 +3,12 @@ package app_test
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/redrive-mq/redrive/docs"
 	"github.com/redrive-mq/redrive/storage/storagetest"
 )
 
@@ -60,6 +62,26 @@ func TestDeadLetterComesBack(t *testing.T) {
 	for _, want := range []string{`dead_job_count{channel="orders",consumer="bad"} 0`, "redrive_build_info{", "queued_job_count 0"} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("/metrics has no %s", want)
+		}
+	}
+}
+
+// The gauges have the labels that the description says.
+func TestGaugesAreAsDescribed(t *testing.T) {
+	t.Parallel()
+	i := start(t, testConfig(storagetest.DSN(t)))
+	i.stage()
+	i.addConsumer("puller", "pull", "http://127.0.0.1:1/unused")
+	metrics := i.do("GET", "/metrics", "").want(200).body
+	labels := regexp.MustCompile(`(\w+)="[^"]*"`)
+	said := regexp.MustCompile("`(dead_job_count|queued_job_count)(\\{[a-z,]+\\})?`").FindAllStringSubmatch(string(docs.OpenAPI), -1)
+	if len(said) != 2 {
+		t.Fatalf("the description says %v", said)
+	}
+	for _, s := range said {
+		shown := regexp.MustCompile(`(?m)^` + s[1] + `(\{.*\})? \d+$`).FindStringSubmatch(metrics)
+		if len(shown) != 2 || labels.ReplaceAllString(shown[1], "$1") != s[2] {
+			t.Errorf("the description has %s, /metrics %q", s[0], shown)
 		}
 	}
 }

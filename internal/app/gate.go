@@ -1,12 +1,11 @@
 package app
 
 import (
-	"encoding/json"
+	"errors"
 	"net/http"
 	"sync"
 	"sync/atomic"
 
-	"github.com/redrive-mq/redrive/storage"
 	"github.com/redrive-mq/redrive/web"
 )
 
@@ -45,38 +44,34 @@ func (p *progress) draining() {
 	p.why = "draining: this instance is stopping"
 }
 
-func (p *progress) now() (phase int, why string) {
+// status is one of web.AppNotStarted, web.AppStarting, web.AppStarted.
+func (p *progress) status() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.phase, p.why
+	return p.phase
 }
 
-// gate answers for the API while there is none yet: alive, not ready, and 503 for everything else.
+// err says why no traffic should come, nil when it should.
+func (p *progress) err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.why == "" {
+		return nil
+	}
+	return errors.New(p.why)
+}
+
+// gate hands requests to what answers them now: web.NewStarting's handler, and the API once there is one.
 type gate struct {
-	progress *progress
-	inner    atomic.Pointer[http.Handler]
+	inner atomic.Pointer[http.Handler]
+}
+
+func newGate(inner http.Handler) *gate {
+	g := &gate{}
+	g.open(inner)
+	return g
 }
 
 func (g *gate) open(inner http.Handler) { g.inner.Store(&inner) }
 
-func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if inner := g.inner.Load(); inner != nil {
-		(*inner).ServeHTTP(w, r)
-		return
-	}
-	h := w.Header()
-	h.Set("X-Request-ID", storage.NewID().String())
-	if r.URL.Path == "/livez" {
-		h.Set("Content-Type", "application/json")
-		_, _ = w.Write([]byte(`{"status":"ok"}`))
-		return
-	}
-	_, why := g.progress.now()
-	h.Set("Content-Type", "application/problem+json")
-	h.Set("Retry-After", "2")
-	w.WriteHeader(http.StatusServiceUnavailable)
-	_ = json.NewEncoder(w).Encode(map[string]any{
-		"type": "about:blank", "title": http.StatusText(http.StatusServiceUnavailable), "status": http.StatusServiceUnavailable,
-		"detail": why, "requestId": h.Get("X-Request-ID"),
-	})
-}
+func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) { (*g.inner.Load()).ServeHTTP(w, r) }

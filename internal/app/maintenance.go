@@ -22,17 +22,14 @@ type Database struct {
 // OpenDatabase connects to the database and returns once it answers. The private database cannot be opened while an
 // instance uses it: *privatedb.InUseError.
 func OpenDatabase(ctx context.Context, c *Config, log *slog.Logger) (*Database, error) {
-	sealKey, err := c.sealKey()
-	if err != nil {
-		return nil, err
-	}
+	var err error
 	d := &Database{dsn: c.DatabaseDSN}
 	if d.dsn == "" {
 		if d.private, d.dsn, err = startPrivate(ctx, c, privatedb.Options{Log: log}); err != nil {
 			return nil, err
 		}
 	}
-	if d.Store, err = storage.Open(storage.Options{DSN: d.dsn, MaxOpenConns: 4, SealKey: sealKey, Log: log}); err == nil {
+	if d.Store, err = c.open(d.dsn, 4, log); err == nil {
 		err = d.Store.Ping(ctx)
 	}
 	if err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
+	"strings"
 	"time"
 
 	"github.com/redrive-mq/redrive/archive"
@@ -19,9 +21,7 @@ const pingWithin = 3 * time.Second
 
 // parts is what works behind the gate.
 type parts struct {
-	instance   storage.ID
-	broker     *broker.Broker
-	background []background // in the order of their start
+	background []background // in the order of their start; the broker is the first
 	api        http.Handler
 }
 
@@ -33,41 +33,42 @@ type background struct {
 }
 
 func (p *parts) start(ctx context.Context) {
-	p.broker.Start(ctx)
 	for _, b := range p.background {
 		b.start(ctx)
 	}
 }
 
 // assemble makes the parts and connects them. Requeues and purges of many end with detached.
-func (a *App) assemble(detached context.Context) (*parts, error) {
-	p := &parts{instance: storage.NewID()}
-	var err error
-	if p.broker, err = a.newBroker(p.instance); err != nil {
-		return nil, err
-	}
-	summary, err := a.newSummary(p.instance)
+func (a *App) assemble(ctx, detached context.Context) (*parts, error) {
+	p := &parts{}
+	b, err := a.newBroker()
 	if err != nil {
 		return nil, err
 	}
-	pruner, err := a.newArchive(p.instance)
+	summary, err := a.newSummary()
+	if err != nil {
+		return nil, err
+	}
+	retention, err := a.newRetention()
 	if err != nil {
 		return nil, err
 	}
 	p.background = []background{
+		{"the broker", b.Start, b.Stop},
 		{"the dead-letter summary", summary.Start, summary.Stop},
-		{"pruning", pruner.Start, pruner.Stop},
+		{"retention", retention.Start, retention.Stop},
+		{"pruning", a.pruner.Start, a.pruner.Stop},
 	}
-	if p.api, err = a.newAPI(detached, p.broker, summary); err != nil {
+	if p.api, err = a.newAPI(ctx, detached, b, summary); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-func (a *App) newBroker(instance storage.ID) (*broker.Broker, error) {
+func (a *App) newBroker() (*broker.Broker, error) {
 	c := &a.config
 	return broker.New(broker.Options{
-		Store: a.store, Registerer: a.registry, Log: a.log, InstanceID: instance,
+		Store: a.store, Registerer: a.registry, Log: a.log, InstanceID: a.instance,
 		MaxRetry: c.BrokerMaxRetry, Backoff: c.BrokerRetryBackoff,
 		DeliveryTimeout: c.BrokerDeliveryTimeout, RationalDelay: c.BrokerRationalDelay,
 		SchedulerInterval: c.SchedulerInterval, Concurrency: c.BrokerConcurrency,
@@ -75,34 +76,55 @@ func (a *App) newBroker(instance storage.ID) (*broker.Broker, error) {
 	})
 }
 
-func (a *App) newSummary(instance storage.ID) (*dlqsummary.Summary, error) {
+func (a *App) newSummary() (*dlqsummary.Summary, error) {
 	return dlqsummary.New(dlqsummary.Options{
-		Store: a.store, Interval: a.config.DLQSummaryInterval, Owner: instance.String(), Registerer: a.registry, Log: a.log,
+		Store: a.store, Interval: a.config.DLQSummaryInterval, Owner: a.instance.String(), Registerer: a.registry, Log: a.log,
 	})
 }
 
-func (a *App) newArchive(instance storage.ID) (*archive.Archive, error) {
+func (a *App) newArchive() (*archive.Archive, error) {
 	c := &a.config
-	return archive.New(archive.Options{
+	pruner, err := archive.New(archive.Options{
 		Store: a.store, RetentionDays: c.PruneRetentionDays, Destination: c.exportPath(), Node: c.PruneNodeName,
-		Interval: c.PruneInterval, Owner: instance.String(), Registerer: a.registry, Log: a.log,
+		Interval: c.PruneInterval, Owner: a.instance.String(), Registerer: a.registry, Log: a.log,
 	})
+	if err != nil {
+		e := settingError("PruneExportPath", withoutSecrets(c.exportPath()))
+		e.Allowed += " (" + err.Error() + ")"
+		return nil, e
+	}
+	return pruner, nil
 }
 
-func (a *App) newAPI(detached context.Context, b *broker.Broker, s *dlqsummary.Summary) (*web.Server, error) {
+// withoutSecrets leaves of a URL what holds no credentials; a folder is shown as it is.
+func withoutSecrets(destination string) string {
+	scheme, _, isURL := strings.Cut(destination, "://")
+	if !isURL {
+		return destination
+	}
+	u, err := url.Parse(destination)
+	if err != nil {
+		return scheme + "://..."
+	}
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+}
+
+func (a *App) newAPI(ctx, detached context.Context, b *broker.Broker, s *dlqsummary.Summary) (*web.Server, error) {
 	c := &a.config
 	secret, err := c.gatewaySecret()
 	if err != nil {
 		return nil, err
 	}
-	if c.GatewayAuthMode != GatewayHMAC {
-		secret = nil
-	}
 	minSchedule := c.BrokerMinScheduleDelay
 	if minSchedule == 0 {
 		minSchedule = -1 // the API's word for none
 	}
+	tokenKey, err := a.tokenKey(ctx)
+	if err != nil {
+		return nil, err
+	}
 	return web.New(web.Options{
+		EngineTables: a.store, Engines: a.engines.context, TokenKey: tokenKey,
 		Store: a.store, Broadcaster: broadcaster{b}, Kicker: b, DeadCounter: deadCounter{s},
 		Unavailable: unavailable, Stale: func(err error) bool { return errors.Is(err, broker.ErrStale) }, Ready: a.ready, Status: a.status,
 		Metrics: telemetry.MetricsHandler(a.registry, a.log), Registerer: a.registry, Log: a.log,
@@ -110,6 +132,19 @@ func (a *App) newAPI(detached context.Context, b *broker.Broker, s *dlqsummary.S
 		GatewaySecret: secret, GatewayExempt: c.GatewayAuthExempt,
 		MaxBodyBytes: c.BrokerMaxBodyBytes, MinScheduleDelay: minSchedule, PullLease: c.pullLease(), MaxRetry: c.BrokerMaxRetry,
 		AllowPrivateDestinations: c.BrokerAllowPrivateDestinations, Shutdown: detached,
+	})
+}
+
+// newStarting makes what answers until the API does.
+func (a *App) newStarting() (*web.Server, error) {
+	c := &a.config
+	secret, err := c.gatewaySecret()
+	if err != nil {
+		return nil, err
+	}
+	return web.NewStarting(web.Options{
+		Ready: func(context.Context) error { return a.progress.err() }, Status: a.status, Log: a.log,
+		GatewaySecret: secret, GatewayExempt: c.GatewayAuthExempt, MaxBodyBytes: c.BrokerMaxBodyBytes,
 	})
 }
 
@@ -126,8 +161,8 @@ func (c *Config) adminTokens() []web.AdminToken {
 
 // ready says why no traffic should come here.
 func (a *App) ready(ctx context.Context) error {
-	if _, why := a.progress.now(); why != "" {
-		return errors.New(why)
+	if err := a.progress.err(); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, pingWithin)
 	defer cancel()
@@ -139,8 +174,7 @@ func (a *App) ready(ctx context.Context) error {
 }
 
 func (a *App) status(context.Context) (web.AppStatus, error) {
-	phase, _ := a.progress.now()
-	status := web.AppStatus{AppStatus: phase}
+	status := web.AppStatus{AppStatus: a.progress.status()}
 	if a.seed != nil {
 		status.SeedData = a.seed.status()
 	}

@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -45,6 +46,10 @@ func TestDrain(t *testing.T) {
 		t.Error("no Retry-After")
 	}
 	i.do("GET", "/livez", "").want(200)
+	if conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(i.base, "http://")); err == nil {
+		_ = conn.Close()
+		t.Error("it takes connections while it drains")
+	}
 	close(release)
 	i.stop(t)
 	if i.err != nil {
@@ -128,14 +133,104 @@ func TestDatabaseDownAtStart(t *testing.T) {
 		return strings.Contains(i.do("GET", "/readyz", "").want(503).body, "database")
 	})
 	i.do("GET", "/livez", "").want(200)
-	if i.do("GET", "/dlq-status", "").want(503).header.Get("Retry-After") == "" {
-		t.Error("no Retry-After")
+	refused := i.do("GET", "/dlq-status", "", "X-Request-ID", "mine").want(503)
+	if refused.header.Get("Retry-After") == "" || refused.header.Get("X-Request-ID") != "mine" || refused.body != "the database cannot be used yet" ||
+		!strings.HasPrefix(refused.header.Get("Content-Type"), "text/plain") {
+		t.Errorf("it answers %q with %v", refused.body, refused.header)
 	}
+	problem := i.do("GET", "/dlq-status", "", "Accept", "application/problem+json").want(503)
+	if problem.header.Get("Content-Type") != "application/problem+json" || problem.header.Get("X-Request-ID") == "" {
+		t.Errorf("asked for a problem it answers %q with %v", problem.body, problem.header)
+	}
+	if got := i.do("GET", "/_status", "").want(200).body; got != `{"SeedData":null,"AppStatus":2}` {
+		t.Errorf("/_status is %s", got)
+	}
+	i.do("GET", "/openapi.yaml", "").want(200)
 	if err := server.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	i.awaitReady(t)
 	i.do("GET", "/readyz", "").want(200)
+}
+
+// What waiting for the database does not mend ends the start, and the error names the setting.
+func TestStartRefused(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("consumers: [{id: k, channel: nowhere, callbackUrl: 'http://k.example/'}]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const away = "user:password@tcp(127.0.0.1:1)/redrive"
+	for name, c := range map[string]struct {
+		change    func(*app.Config)
+		env, says string
+	}{
+		"archive in a file":  {func(c *app.Config) { c.DatabaseDSN, c.PruneExportPath = away, filepath.Join(file, "archive") }, "REDRIVE_PRUNE_EXPORT_PATH", "not a directory"},
+		"archive by FTP":     {func(c *app.Config) { c.DatabaseDSN, c.PruneExportPath = away, "ftp://joe:hidden@host/x?key=hidden" }, "REDRIVE_PRUNE_EXPORT_PATH", "ftp"},
+		"seed of no channel": {func(c *app.Config) { c.DatabaseDSN, c.SeedFile = storagetest.DSN(t), file }, "REDRIVE_SEED_FILE", `there is no channel "nowhere"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := testConfig("")
+			cfg.PruneRetentionDays, cfg.PruneExportPath = 1, dir
+			c.change(&cfg)
+			i := launch(t, cfg)
+			select {
+			case <-i.done:
+			case <-time.After(patience):
+				t.Fatal("it goes on")
+			}
+			var wrong *app.SettingError
+			if !errors.As(i.err, &wrong) || wrong.Env != c.env || !strings.Contains(i.err.Error(), c.says) || strings.Contains(i.err.Error(), "hidden") {
+				t.Errorf("it ended with %v", i.err)
+			}
+		})
+	}
+}
+
+// A server that could not take the largest broadcast is refused at the start, and the error says what to change.
+func TestMaxAllowedPacket(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	for packet, cases := range map[string][]struct {
+		body int64
+		env  string // empty: it fits
+		says []string
+	}{
+		"16M": {{15 * mib / 2, "", nil}, {8 * mib, "REDRIVE_BROKER_MAX_BODY_BYTES", []string{`"8388608"`, "at most 7864320", "max_allowed_packet is 16777216", "17825792 or more"}}},
+		"4M":  {{mib, "REDRIVE_DATABASE_DSN", []string{"max_allowed_packet is 4194304", "9437184 or more"}}},
+	} {
+		t.Run(packet, func(t *testing.T) {
+			t.Parallel()
+			dsn := storagetest.DSN(t, storagetest.On(storagetest.Server(t, "--max-allowed-packet="+packet)))
+			for _, c := range cases {
+				cfg := testConfig(dsn)
+				cfg.BrokerMaxBodyBytes = c.body
+				if c.env == "" {
+					i := start(t, cfg)
+					i.stage()
+					i.broadcast("largest", strings.Repeat(`"`, int(c.body))).want(201)
+					continue
+				}
+				i := launch(t, cfg)
+				select {
+				case <-i.done:
+				case <-time.After(patience):
+					t.Fatal("it goes on")
+				}
+				var wrong *app.SettingError
+				if !errors.As(i.err, &wrong) || wrong.Env != c.env {
+					t.Fatalf("it ended with %v", i.err)
+				}
+				for _, want := range c.says {
+					if !strings.Contains(i.err.Error(), want) {
+						t.Errorf("it does not say %s: %v", want, i.err)
+					}
+				}
+			}
+		})
+	}
 }
 
 // Stopping while the database is still waited for is no error.
@@ -163,6 +258,48 @@ func TestSchemaBehind(t *testing.T) {
 	}
 	cfg.AutoMigrate = true
 	start(t, cfg).do("GET", "/readyz", "").want(200)
+}
+
+// An instance that cannot open a consumer's token says so and does not start; one that cannot any more, because another
+// instance seals with a key that it does not have, goes on with the others.
+func TestSealKeyMissing(t *testing.T) {
+	t.Parallel()
+	const oldKey, newKey = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+	cfg := testConfig(storagetest.DSN(t))
+	cfg.SealKey = oldKey
+	first := start(t, cfg)
+	first.stage()
+	good, other := newSink(t), newSink(t)
+	first.addConsumer("good", "push", good.URL)
+
+	cfg.SealKey = newKey
+	i := launch(t, cfg)
+	select {
+	case <-i.done:
+	case <-time.After(patience):
+		t.Fatal("it goes on without the key")
+	}
+	var wrong *app.SettingError
+	if !errors.As(i.err, &wrong) || wrong.Env != "REDRIVE_SEAL_KEY" || !strings.Contains(i.err.Error(), "orders/good") || strings.Contains(i.err.Error(), "good-token") {
+		t.Errorf("it ended with %v", i.err)
+	}
+
+	cfg.SealKey = newKey + "," + oldKey
+	second := start(t, cfg)
+	second.addConsumer("other", "push", other.URL)
+	first.do("GET", channel+"/consumer/other", "").want(200)
+	if first.do("DELETE", channel+"/consumer/other/dlq", "", asConsumer("other")...).want(503).header.Get("Retry-After") == "" {
+		t.Error("no Retry-After")
+	}
+	first.do("POST", channel+"/consumer/other/dlq", "requeue=other-token", "Content-Type", "application/x-www-form-urlencoded").want(503)
+	first.do("DELETE", channel+"/consumer/good/dlq", "", asConsumer("good")...).want(200)
+	first.broadcast("m1", orderBody(1)).want(201)
+	for name, s := range map[string]*sink{"good": good, "other": other} {
+		eventually(t, "delivery to "+name, func() bool { return len(s.of("m1")) == 1 })
+		if got := s.of("m1")[0].header.Get("X-Broker-Consumer-Token"); got != name+"-token" {
+			t.Errorf("%s got the token %q", name, got)
+		}
+	}
 }
 
 // Instances that start together on an empty database all get ready: one migrates, the others wait.

@@ -2,19 +2,20 @@ package app
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/url"
 	"os"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/redrive-mq/redrive/storage"
+	"github.com/redrive-mq/redrive/web"
 )
 
 // Seed is what a seed file asks for. What exists already is left as it is, whatever the file says.
@@ -22,6 +23,8 @@ type Seed struct {
 	Channels  []SeedStakeholder `yaml:"channels"`
 	Producers []SeedStakeholder `yaml:"producers"`
 	Consumers []SeedConsumer    `yaml:"consumers"`
+
+	path string
 }
 
 // SeedStakeholder is a channel or a producer. An empty name is the id; an empty token is a random one, which nobody
@@ -41,52 +44,57 @@ type SeedConsumer struct {
 	CallbackURL string               `yaml:"callbackUrl" json:"callbackUrl"`
 }
 
-const (
-	maxSeedFile = 16 << 20
-	maxID       = 255 // bytes, of ids, names and tokens
-)
+const maxSeedFile = 16 << 20
 
-// readSeed reads and checks a seed file. The error names the file and the entry.
-func readSeed(path string) (*Seed, error) {
+// readSeed reads and checks a seed file by the rules of the API. The error is a *SettingError that names the file and the
+// entry; private allows callback URLs that name private addresses.
+func readSeed(path string, private bool) (*Seed, error) {
+	seed := &Seed{path: path}
 	file, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("seed file: %w", err)
+		if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
+			err = pathErr.Err
+		}
+		return nil, seed.wrong(err)
 	}
 	defer func() { _ = file.Close() }()
 	text, err := io.ReadAll(io.LimitReader(file, maxSeedFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("seed file: %w", err)
+	if err == nil && len(text) > maxSeedFile {
+		err = fmt.Errorf("it is larger than %d bytes", maxSeedFile)
 	}
-	if len(text) > maxSeedFile {
-		return nil, fmt.Errorf("seed file %s: it is larger than %d bytes", path, maxSeedFile)
+	if err == nil {
+		err = seed.parse(text, private)
 	}
-	seed, err := parseSeed(text)
 	if err != nil {
-		return nil, fmt.Errorf("seed file %s: %w", path, err)
+		return nil, seed.wrong(err)
 	}
 	return seed, nil
 }
 
-func parseSeed(text []byte) (*Seed, error) {
-	seed := &Seed{}
+// wrong says that the seed file cannot be used: waiting will not help.
+func (s *Seed) wrong(why error) *SettingError {
+	return &SettingError{Env: EnvName("SeedFile"), Value: s.path, Allowed: "a YAML file of channels, producers and consumers (" + why.Error() + ")"}
+}
+
+func (s *Seed) parse(text []byte, private bool) error {
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
-	if err := decoder.Decode(seed); err != nil && !errors.Is(err, io.EOF) {
-		return nil, errors.New(strings.ReplaceAll(err.Error(), "\n", ""))
+	if err := decoder.Decode(s); err != nil && !errors.Is(err, io.EOF) {
+		return errors.New(strings.ReplaceAll(err.Error(), "\n", ""))
 	}
-	for kind, list := range map[string][]SeedStakeholder{"channel": seed.Channels, "producer": seed.Producers} {
+	for kind, list := range map[string][]SeedStakeholder{"channel": s.Channels, "producer": s.Producers} {
 		for i := range list {
 			if err := list[i].check(); err != nil {
-				return nil, fmt.Errorf("%s %d: %w", kind, i+1, err)
+				return fmt.Errorf("%s %d: %w", kind, i+1, err)
 			}
 		}
 	}
-	for i := range seed.Consumers {
-		if err := seed.Consumers[i].check(); err != nil {
-			return nil, fmt.Errorf("consumer %d: %w", i+1, err)
+	for i := range s.Consumers {
+		if err := s.Consumers[i].check(private); err != nil {
+			return fmt.Errorf("consumer %d: %w", i+1, err)
 		}
 	}
-	return seed, nil
+	return nil
 }
 
 func (s *SeedStakeholder) check() error {
@@ -99,15 +107,10 @@ func (s *SeedStakeholder) check() error {
 	if s.ID == "" {
 		return errors.New("it has no id")
 	}
-	for what, text := range map[string]string{"id": s.ID, "name": s.Name, "token": s.Token} {
-		if len(text) > maxID || !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl) {
-			return fmt.Errorf("its %s is over %d bytes long or holds control characters", what, maxID)
-		}
-	}
-	return nil
+	return cmp.Or(web.CheckText("id", s.ID), web.CheckText("name", s.Name), web.CheckText("token", s.Token))
 }
 
-func (s *SeedConsumer) check() error {
+func (s *SeedConsumer) check(private bool) error {
 	if err := s.SeedStakeholder.check(); err != nil {
 		return err
 	}
@@ -121,11 +124,7 @@ func (s *SeedConsumer) check() error {
 	default:
 		return fmt.Errorf("its type is %q, it must be push or pull", s.Type)
 	}
-	target, err := url.Parse(s.CallbackURL)
-	if err != nil || target.Scheme != "http" && target.Scheme != "https" || target.Host == "" {
-		return errors.New("its callbackUrl is no absolute http or https URL")
-	}
-	return nil
+	return web.CheckCallbackURL(s.CallbackURL, private || s.Type == storage.TypePull)
 }
 
 // plant creates what is missing and returns how much that was. Several instances may do it at once.
@@ -165,7 +164,7 @@ func (s *Seed) plant(ctx context.Context, store *storage.Store) (created int, er
 	for _, k := range s.Consumers {
 		channel, ok := catalog.Channel(k.Channel)
 		if !ok {
-			return created, &seedError{fmt.Sprintf("consumer %q: there is no channel %q", k.ID, k.Channel)}
+			return created, s.wrong(fmt.Errorf("consumer %q: there is no channel %q", k.ID, k.Channel))
 		}
 		if _, ok := catalog.Consumer(channel, k.ID); ok {
 			continue
@@ -181,11 +180,6 @@ func (s *Seed) plant(ctx context.Context, store *storage.Store) (created int, er
 func (s *SeedStakeholder) put() storage.PutStakeholder {
 	return storage.PutStakeholder{ID: s.ID, Name: s.Name, Token: s.Token}
 }
-
-// seedError says that a seed file asks for what cannot be: waiting will not help.
-type seedError struct{ text string }
-
-func (e *seedError) Error() string { return "seed file: " + e.text }
 
 // seedStatus is what /_status shows of a seed file: no tokens, and of callback URLs no user, password or query.
 type seedStatus struct {

@@ -109,13 +109,25 @@ func (v *validator) lasting(field string, d, least, most time.Duration) {
 
 // wrong records that the value of a field is not allowed; reason is shown for secrets, in place of the value.
 func (v *validator) wrong(field, reason string) {
+	e := settingError(field, reason)
+	if !e.Secret {
+		e.Value = show(reflect.ValueOf(v.config).Elem().FieldByName(field).Interface())
+	}
+	v.found = append(v.found, e)
+}
+
+// because adds a reason to what is allowed.
+func (e *SettingError) because(reason error) *SettingError {
+	e.Allowed += " (" + reason.Error() + ")"
+	return e
+}
+
+// settingError is the error of a field of Config; value is, of a secret, why it is refused.
+func settingError(field, value string) *SettingError {
 	f, ok := reflect.TypeFor[Config]().FieldByName(field)
 	if !ok {
 		panic("there is no setting " + field)
 	}
-	e := &SettingError{Env: EnvName(field), Value: reason, Allowed: f.Tag.Get("allowed")}
-	if _, e.Secret = f.Tag.Lookup("secret"); !e.Secret {
-		e.Value = show(reflect.ValueOf(v.config).Elem().FieldByIndex(f.Index).Interface())
-	}
-	v.found = append(v.found, e)
+	_, secret := f.Tag.Lookup("secret")
+	return &SettingError{Env: EnvName(field), Value: value, Secret: secret, Allowed: f.Tag.Get("allowed")}
 }

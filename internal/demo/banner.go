@@ -20,7 +20,7 @@ func (d *Demo) banner() error {
 	row("dead letters", d.o.URL+"/dlq-status", "exact, at any instant")
 	row("all jobs", d.o.URL+"/job-status")
 	row("metrics", d.o.URL+"/metrics", "dead_job_count{channel,consumer}")
-	fmt.Fprintf(table, "\nThe demo sends about %.0f orders a second to the channel %s, with four consumers:\n\n", float64(time.Second)/float64(d.o.Interval), channelID)
+	fmt.Fprintf(table, "\nThe demo sends about %.0f orders a second to the channel %s, with four consumers:\n\n", float64(time.Second)/float64(d.o.Interval), ChannelID)
 	for _, k := range []consumer{healthy, failing, ailing, pulling} {
 		row(k.id, k.kind, k.behaviour)
 	}
@@ -79,7 +79,7 @@ func (d *Demo) counts(ctx context.Context) (map[string]int64, error) {
 	}
 	counts := map[string]int64{}
 	for _, k := range status.Consumers {
-		if k.ChannelID == channelID {
+		if k.ChannelID == ChannelID {
 			counts[k.ConsumerID] = k.DeadCount
 		}
 	}

@@ -19,7 +19,7 @@ import (
 
 // What the demo makes. The tokens are no secrets: the demo runs on loopback and lets anybody change anything.
 const (
-	channelID     = "order-events"
+	ChannelID     = "order-events" // all of its traffic
 	channelToken  = "demo-channel-token"
 	producerID    = "order-service"
 	producerToken = "demo-producer-token"
@@ -109,7 +109,7 @@ func (d *Demo) Close() error {
 func (d *Demo) setStage(ctx context.Context) error {
 	err := errors.Join(
 		d.api.ensure(ctx, "/producer/"+producerID, map[string]string{"name": "Order Service", "token": producerToken}),
-		d.api.ensure(ctx, "/channel/"+channelID, map[string]string{"name": "Order Events", "token": channelToken}),
+		d.api.ensure(ctx, "/channel/"+ChannelID, map[string]string{"name": "Order Events", "token": channelToken}),
 	)
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ func (d *Demo) setStage(ctx context.Context) error {
 	return nil
 }
 
-func (k consumer) path() string { return "/channel/" + channelID + "/consumer/" + k.id }
+func (k consumer) path() string { return "/channel/" + ChannelID + "/consumer/" + k.id }
 
 // pause waits and reports whether ctx is still alive.
 func pause(ctx context.Context, d time.Duration) bool {

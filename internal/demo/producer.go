@@ -135,6 +135,6 @@ func (d *Demo) broadcast(ctx context.Context, o order) error {
 	if o.Shipping == "express" {
 		headers["X-Broker-Message-Priority"] = "5"
 	}
-	_, _, err = d.api.do(ctx, call{method: http.MethodPost, path: "/channel/" + channelID + "/broadcast", headers: headers, body: body})
+	_, _, err = d.api.do(ctx, call{method: http.MethodPost, path: "/channel/" + ChannelID + "/broadcast", headers: headers, body: body})
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/url"
 	"sync"
 	"testing"
 
@@ -114,6 +115,11 @@ func (v *transport) validate(r *http.Request, sent []byte, res *http.Response, g
 			v.t.Errorf("%s is not in docs/openapi.yaml (%v), so it should be answered with %d, not with %d", what, err, want, res.StatusCode)
 		}
 		return
+	}
+	for name, value := range params { // the router hands them on as they stood in the path
+		if text, err := url.PathUnescape(value); err == nil {
+			params[name] = text
+		}
 	}
 	request := r.Clone(context.Background())
 	request.Body, request.ContentLength = io.NopCloser(bytes.NewReader(sent)), int64(len(sent))

@@ -1,0 +1,4 @@
+DROP TABLE IF EXISTS engineHistory;
+DROP TABLE IF EXISTS engineDlq;
+ALTER TABLE channel DROP COLUMN history;
+ALTER TABLE job DROP COLUMN firstFailedAt;
