@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -318,12 +319,23 @@ func killed(t *testing.T, point string, wantExecuted int) {
 func TestDatabaseAway(t *testing.T) {
 	t.Parallel()
 	var away atomic.Bool
+	extends, stores := make(chan bool, 1), make(chan bool, 1) // in vain
 	db := open(t, storagetest.DSN(t), func(c driver.Connector) driver.Connector {
 		return storagetest.Intercept(c, func(query string) (string, error) {
-			if away.Load() {
-				return "", driver.ErrBadConn
+			if !away.Load() {
+				return query, nil
 			}
-			return query, nil
+			tried := stores
+			if strings.HasPrefix(query, "UPDATE workflow_activity SET dueAt") {
+				tried = extends
+			} else if !strings.HasPrefix(query, "SELECT id FROM workflow_instance") {
+				tried = nil // it looks for work
+			}
+			select {
+			case tried <- true:
+			default:
+			}
+			return "", driver.ErrBadConn
 		})
 	})
 	r := newRunner(t, db, durable.Options{Lease: 2 * time.Second})
@@ -347,9 +359,9 @@ func TestDatabaseAway(t *testing.T) {
 	e := start(t, r, "work", "1", nil)
 	<-begun
 	away.Store(true)
-	<-time.After(time.Second) // at least one extension of the lease fails
+	<-extends
 	results <- true
-	<-time.After(time.Second / 5) // so does the result's first write
+	<-stores
 	away.Store(false)
 	wantResult(t, r, e, `"done"`)
 	if n := len(begun); n != 0 {

@@ -16,7 +16,7 @@ const (
 	// candidates is how many due rows a claim reads: others may be taken by the time it tries them.
 	candidates = 8
 	// statementTimeout bounds what runs apart from its caller's context.
-	statementTimeout = 10 * time.Second
+	statementTimeout = 5 * time.Second
 )
 
 // claim takes the lease of a row of the queues that is due, the longest waiting first. Nil: there is none. It runs to
