@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
@@ -368,3 +369,44 @@ func TestDatabaseAway(t *testing.T) {
 		t.Errorf("it was executed %d times more", n)
 	}
 }
+
+// A slice whose lease was lost is executed anew, from the history: what is in memory may have gone another way.
+func TestLostSlice(t *testing.T) {
+	t.Parallel()
+	db := open(t, storagetest.DSN(t), nil)
+	failed := make(errorLog, 10)
+	r, err := durable.New(db, durable.Options{Lease: time.Hour, Idle: 20 * time.Millisecond, Log: slog.New(failed)})
+	must(t, err)
+	var slices atomic.Int32
+	begun, goOn := make(chan bool), make(chan bool)
+	must(t,
+		r.RegisterActivity("nothing", func(context.Context, durable.Call) (any, error) { return nil, nil }),
+		r.RegisterOrchestration("slow", func(c *durable.Context, _ json.RawMessage) (any, error) {
+			if slices.Add(1) == 1 {
+				begun <- true
+				<-goOn
+			}
+			return "done", c.Call("nothing", nil, nil, durable.Retry{})
+		}))
+	run(t, r)
+	e := start(t, r, "slow", "1", nil)
+	<-begun
+	set := func(change string) {
+		if _, err := db.ExecContext(t.Context(), "UPDATE workflow_instance SET "+change); err != nil {
+			t.Error(err)
+		}
+	}
+	set("leaseToken = REPEAT('x', 12)") // somebody else's
+	goOn <- true
+	<-failed
+	set("leaseToken = NULL, dueAt = NOW(6)") // who gives up
+	wantResult(t, r, e, `"done"`)
+}
+
+// errorLog gets the messages of errors.
+type errorLog chan string
+
+func (l errorLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelError }
+func (l errorLog) WithAttrs([]slog.Attr) slog.Handler               { return l }
+func (l errorLog) WithGroup(string) slog.Handler                    { return l }
+func (l errorLog) Handle(_ context.Context, r slog.Record) error    { l <- r.Message; return nil }
