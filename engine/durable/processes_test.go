@@ -409,4 +409,11 @@ type errorLog chan string
 func (l errorLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelError }
 func (l errorLog) WithAttrs([]slog.Attr) slog.Handler               { return l }
 func (l errorLog) WithGroup(string) slog.Handler                    { return l }
-func (l errorLog) Handle(_ context.Context, r slog.Record) error    { l <- r.Message; return nil }
+
+func (l errorLog) Handle(_ context.Context, r slog.Record) error {
+	select {
+	case l <- r.Message:
+	default: // nobody waits for more
+	}
+	return nil
+}
