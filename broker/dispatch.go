@@ -54,7 +54,7 @@ func (d *dispatcher) stop(ctx context.Context) {
 	d.mu.Unlock()
 	defer context.AfterFunc(ctx, func() {
 		d.breakOff()
-		d.finisher.queue.unbound() // nothing waits for room any more
+		d.finisher.unbound()
 	})()
 	d.laneRuns.Wait()
 	for _, l := range d.all() {

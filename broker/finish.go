@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	finishLanes   = 2
+	finishLanes   = 2                // for each of the two queues
 	finishBatch   = 256              // outcomes in a transaction
 	finishTimeout = 10 * time.Second // of one transaction
 	finishGrace   = 5 * time.Second  // for the last outcomes at a stop
@@ -19,37 +19,53 @@ const (
 )
 
 // finisher writes the outcomes of attempts, many in a transaction. While the database is away it tries again; an
-// outcome that never gets written is an attempt whose lease ends.
+// outcome that never gets written is an attempt whose lease ends. Failures have a queue and lanes of their own: a retry's
+// wait begins as its failure is written, and that must not be held up by large transactions full of deliveries.
 type finisher struct {
-	o       Options
-	metrics *metrics
-	queue   *outcomes
-	lanes   sync.WaitGroup
-	writing context.Context // ends when even the last writes are given up
-	giveUp  context.CancelFunc
+	o        Options
+	metrics  *metrics
+	others   *outcomes // deliveries, and jobs that are handed back
+	failures *outcomes
+	lanes    sync.WaitGroup
+	writing  context.Context // ends when even the last writes are given up
+	giveUp   context.CancelFunc
 
 	// retriesIn is told, after the commit, of a consumer's retry that becomes due in so long.
 	retriesIn func(consumerKey uint32, wait time.Duration)
 }
 
 func newFinisher(o Options, m *metrics) *finisher {
-	return &finisher{o: o, metrics: m, queue: newOutcomes(), retriesIn: func(uint32, time.Duration) {}}
+	return &finisher{o: o, metrics: m, others: newOutcomes(), failures: newOutcomes(), retriesIn: func(uint32, time.Duration) {}}
 }
 
 func (f *finisher) start(ctx context.Context) {
 	f.writing, f.giveUp = context.WithCancel(ctx)
 	first := uint8(rand.N(storage.TallyShards))
 	for i := range uint8(finishLanes) {
-		f.lanes.Go(func() { f.lane(first + i) })
+		f.lanes.Go(func() { f.lane(f.others, first+i) })
+		f.lanes.Go(func() { f.lane(f.failures, first+i) }) // the shard is for deliveries
 	}
 }
 
 // add hands in an outcome. All attempts have ended before the finisher stops, so none is added after that.
-func (f *finisher) add(o storage.Outcome) { f.queue.add(o) }
+func (f *finisher) add(o storage.Outcome) {
+	if o.Verdict == storage.RetryLater || o.Verdict == storage.Die {
+		f.failures.add(o)
+		return
+	}
+	f.others.add(o)
+}
+
+// unbound lets every add go on: nothing waits for room any more.
+func (f *finisher) unbound() {
+	f.others.unbound()
+	f.failures.unbound()
+}
 
 // stop writes what was handed in, for at most finishGrace.
 func (f *finisher) stop(ctx context.Context) error {
-	f.queue.close()
+	f.others.close()
+	f.failures.close()
 	ended := make(chan struct{})
 	go func() { f.lanes.Wait(); close(ended) }()
 	defer f.giveUp()
@@ -61,16 +77,16 @@ func (f *finisher) stop(ctx context.Context) error {
 	}
 	f.giveUp()
 	<-ended
-	if n := f.queue.left(); n > 0 {
+	if n := f.others.left() + f.failures.left(); n > 0 {
 		return fmt.Errorf("the outcomes of %d attempts could not be written; the jobs will be attempted again", n)
 	}
 	return nil
 }
 
 // lane writes batches: of one outcome when idle, of many under load.
-func (f *finisher) lane(shard uint8) {
+func (f *finisher) lane(queue *outcomes, shard uint8) {
 	for {
-		batch := f.queue.take()
+		batch := queue.take()
 		if batch == nil {
 			return
 		}
@@ -131,6 +147,6 @@ func (f *finisher) written(batch, lost []storage.Outcome, took time.Duration) {
 	}
 	f.metrics.died.Add(float64(changed[storage.Die]))
 	for key, wait := range retries {
-		f.retriesIn(key, wait)
+		f.retriesIn(key, wait-took) // by the database's clock it began with the statement
 	}
 }
