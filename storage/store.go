@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -175,52 +174,6 @@ func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
 
 // DB is the pool, for what has SQL of its own (tests, benches).
 func (s *Store) DB() *sql.DB { return s.db }
-
-// Transactions are tried this often before their deadlock is the caller's.
-const txAttempts = 12
-
-// inTx runs fn in a transaction: commit when it returns nil, roll back otherwise, and on a panic, which goes on
-// afterwards. After a deadlock or a lock wait that timed out the whole of fn runs again, so fn must set what it
-// hands out, never add to it.
-func (s *Store) inTx(ctx context.Context, fn func(tx *sql.Tx) error) error {
-	var err error
-	for attempt := range txAttempts {
-		if attempt > 0 {
-			// Up to 2, 4, 8 ... 256 ms, evenly spread, so that two that met do not meet again.
-			pause := rand.N(time.Duration(1<<min(attempt, 8)) * time.Millisecond)
-			select {
-			case <-ctx.Done():
-				return errors.Join(ctx.Err(), err)
-			case <-time.After(pause):
-			}
-		}
-		if err = s.tryTx(ctx, fn); err == nil || !isTxRetryable(err) {
-			return err
-		}
-	}
-	return err
-}
-
-func (s *Store) tryTx(ctx context.Context, fn func(tx *sql.Tx) error) error {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	committed := false
-	defer func() {
-		if !committed {
-			_ = tx.Rollback() // the error that led here is the one to report; a panic goes on
-		}
-	}()
-	if err := fn(tx); err != nil {
-		return err
-	}
-	if err := tx.Commit(); err != nil {
-		return commitError{err}
-	}
-	committed = true
-	return nil
-}
 
 // querier is what *sql.DB and *sql.Tx have in common.
 type querier interface {

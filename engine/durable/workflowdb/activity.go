@@ -9,6 +9,8 @@ import (
 	"github.com/cschleiden/go-workflows/backend"
 	"github.com/cschleiden/go-workflows/backend/history"
 	"github.com/cschleiden/go-workflows/workflow"
+
+	"github.com/redrive-mq/redrive/storage"
 )
 
 // PrepareActivityQueues implements backend.Backend: from now on work in these queues is looked for.
@@ -66,7 +68,7 @@ func (b *Backend) CompleteActivityTask(ctx context.Context, task *backend.Activi
 	if b.draining.Load() && result.Type == history.EventType_ActivityFailed {
 		return b.release(ctx, l)
 	}
-	err = inTx(ctx, b.db, func(tx *sql.Tx) error {
+	err = storage.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		id, err := row(ctx, tx, task.WorkflowInstance)
 		if err != nil {
 			return err

@@ -10,6 +10,8 @@ import (
 
 	"github.com/cschleiden/go-workflows/workflow"
 	"github.com/rs/xid"
+
+	"github.com/redrive-mq/redrive/storage"
 )
 
 const (
@@ -65,7 +67,7 @@ func (b *Backend) due(ctx context.Context, t table, queues []workflow.Queue) ([]
 
 // changeLease runs one statement that is a transaction of its own.
 func (b *Backend) changeLease(ctx context.Context, query string, args ...any) (n int64, err error) {
-	err = retried(ctx, func() error {
+	err = storage.Retry(ctx, func() error {
 		n, err = affected(ctx, b.db, query, args...)
 		return err
 	})

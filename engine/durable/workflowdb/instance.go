@@ -13,6 +13,8 @@ import (
 	"github.com/cschleiden/go-workflows/backend/metadata"
 	"github.com/cschleiden/go-workflows/core"
 	"github.com/cschleiden/go-workflows/workflow"
+
+	"github.com/redrive-mq/redrive/storage"
 )
 
 // Values of workflow_instance.state.
@@ -49,7 +51,7 @@ func stateOf(name string) (core.WorkflowInstanceState, error) {
 // CreateWorkflowInstance implements backend.Backend. While an instance of that id has not ended, the error is
 // backend.ErrInstanceAlreadyExists.
 func (b *Backend) CreateWorkflowInstance(ctx context.Context, instance *workflow.Instance, event *history.Event) error {
-	err := inTx(ctx, b.db, func(tx *sql.Tx) error {
+	err := storage.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		return create(ctx, tx, instance, event, workflow.QueueDefault)
 	})
 	if err == nil {
@@ -158,7 +160,7 @@ func send(ctx context.Context, tx *sql.Tx, id uint64, event *history.Event) (boo
 // deliver is send in a transaction of its own.
 func (b *Backend) deliver(ctx context.Context, id uint64, event *history.Event) error {
 	var there bool
-	err := inTx(ctx, b.db, func(tx *sql.Tx) (err error) {
+	err := storage.InTx(ctx, b.db, func(tx *sql.Tx) (err error) {
 		there, err = send(ctx, tx, id, event)
 		return err
 	})

@@ -9,6 +9,8 @@ import (
 
 	"github.com/cschleiden/go-workflows/backend"
 	"github.com/cschleiden/go-workflows/workflow"
+
+	"github.com/redrive-mq/redrive/storage"
 )
 
 // RemoveWorkflowInstance implements backend.Backend.
@@ -17,7 +19,7 @@ func (b *Backend) RemoveWorkflowInstance(ctx context.Context, instance *workflow
 	if err != nil {
 		return err
 	}
-	return inTx(ctx, b.db, func(tx *sql.Tx) error {
+	return storage.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		var state string
 		err := tx.QueryRowContext(ctx, "SELECT state FROM workflow_instance WHERE id = ? FOR UPDATE", id).Scan(&state)
 		if errors.Is(err, sql.ErrNoRows) {
@@ -78,7 +80,7 @@ func (b *Backend) RemoveEnded(ctx context.Context, age time.Duration, batch int)
 		}
 		for _, id := range ids {
 			// Ended is for good, so there is nothing to look at again.
-			if err := inTx(ctx, b.db, func(tx *sql.Tx) error { return remove(ctx, tx, id) }); err != nil {
+			if err := storage.InTx(ctx, b.db, func(tx *sql.Tx) error { return remove(ctx, tx, id) }); err != nil {
 				return removed, err
 			}
 			removed++

@@ -13,6 +13,8 @@ import (
 	"github.com/cschleiden/go-workflows/backend/history"
 	"github.com/cschleiden/go-workflows/core"
 	"github.com/cschleiden/go-workflows/workflow"
+
+	"github.com/redrive-mq/redrive/storage"
 )
 
 // eventsPerTask bounds what one slice of an orchestration takes in; the rest is for the next one.
@@ -105,7 +107,7 @@ func startFirst(e *history.Event) int {
 // settle ends the lease of an instance that has nothing to take in now, and sets when it will have.
 func (b *Backend) settle(ctx context.Context, l lease) error {
 	b.forget(l)
-	return inTx(ctx, b.db, func(tx *sql.Tx) error {
+	return storage.InTx(ctx, b.db, func(tx *sql.Tx) error {
 		n, err := affected(ctx, tx, "UPDATE workflow_instance SET leaseToken = NULL WHERE id = ? AND leaseToken = ?", l.id, l.token[:])
 		if err != nil || n == 0 {
 			return err
@@ -161,7 +163,7 @@ func (b *Backend) CompleteWorkflowTask(
 		return err
 	}
 	s := slice{task, data, name, executedEvents, activityEvents, timerEvents, workflowEvents}
-	err = inTx(ctx, b.db, func(tx *sql.Tx) error { return b.checkpoint(ctx, tx, s) })
+	err = storage.InTx(ctx, b.db, func(tx *sql.Tx) error { return b.checkpoint(ctx, tx, s) })
 	if err == nil || errors.Is(err, ErrLeaseLost) {
 		b.forget(data.lease)
 	}

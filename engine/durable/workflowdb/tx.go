@@ -4,59 +4,11 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"math/rand/v2"
 	"strings"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
 )
-
-// Transactions are tried this often before their deadlock is the caller's.
-const txAttempts = 12
-
-// inTx runs fn in a transaction, and again as a whole after a deadlock or a lock wait that timed out. So fn must set
-// what it hands out, never add to it.
-func inTx(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx) error) error {
-	return retried(ctx, func() error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer tx.Rollback() // after a commit it does nothing; a panic goes on
-		if err := fn(tx); err != nil {
-			return err
-		}
-		return tx.Commit()
-	})
-}
-
-// retried runs do until it ends otherwise than in a deadlock.
-func retried(ctx context.Context, do func() error) error {
-	var err error
-	for attempt := range txAttempts {
-		if attempt > 0 {
-			// Evenly spread, so that two that met do not meet again.
-			pause := rand.N(time.Duration(1<<min(attempt, 8)) * time.Millisecond)
-			select {
-			case <-ctx.Done():
-				return errors.Join(ctx.Err(), err)
-			case <-time.After(pause):
-			}
-		}
-		if err = do(); !runAgain(err) {
-			return err
-		}
-	}
-	return err
-}
-
-func runAgain(err error) bool {
-	switch errno(err) {
-	case 1213, 1205, 1020: // deadlock, lock wait timeout, record changed since it was read (MariaDB)
-		return true
-	}
-	return false
-}
 
 func isDuplicate(err error) bool { return errno(err) == 1062 }
 
