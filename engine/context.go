@@ -165,3 +165,11 @@ func isPlain(text string, most int) bool {
 	}
 	return n > 0 && strings.TrimSpace(text) == text
 }
+
+// instance is the instance id of what concerns the deployment as a whole.
+func (c Context) instance() string {
+	if c.Name == Publisher {
+		return PublisherInstance
+	}
+	return c.Name
+}

@@ -221,7 +221,7 @@ func TestCancel(t *testing.T) {
 	run(t, r)
 	e := start(t, r, "sleep", "one", nil)
 	<-sleeps
-	if found, err := r.Active(t.Context(), "one"); err != nil || found != e {
+	if found, err := r.Active(t.Context(), "one"); err != nil || found.Execution != e {
 		t.Errorf("active: %v, %v; want %v", found, err, e)
 	}
 	if _, err := r.Start(t.Context(), "sleep", "one", nil); !errors.Is(err, durable.ErrAlreadyRunning) {

@@ -302,7 +302,7 @@ func killed(t *testing.T, point string, wantExecuted int) {
 	if err != nil || killErr != nil || line != "halted\n" {
 		t.Fatalf("the first process said %q (%v), killed: %v", line, err, killErr)
 	}
-	if found, err := second.Active(t.Context(), "transfer-1"); err != nil || found != e {
+	if found, err := second.Active(t.Context(), "transfer-1"); err != nil || found.Execution != e {
 		t.Fatalf("after the kill: %v, %v", found, err)
 	}
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cschleiden/go-workflows/backend"
+	"github.com/cschleiden/go-workflows/backend/history"
 	"github.com/cschleiden/go-workflows/client"
 	"github.com/cschleiden/go-workflows/registry"
 	"github.com/cschleiden/go-workflows/worker"
@@ -263,16 +264,29 @@ func (r *Runner) Start(ctx context.Context, orchestration, instanceID string, in
 	return Execution{InstanceID: instance.InstanceID, ExecutionID: instance.ExecutionID}, nil
 }
 
+// Running is an execution that has not ended.
+type Running struct {
+	Execution
+
+	Age   time.Duration   // since its start, by the database's clock
+	Input json.RawMessage // that it was started with
+}
+
 // Active returns the execution of an instance id that has not ended, or ErrNotFound.
-func (r *Runner) Active(ctx context.Context, instanceID string) (Execution, error) {
-	instance, err := r.backend.Active(ctx, instanceID)
+func (r *Runner) Active(ctx context.Context, instanceID string) (Running, error) {
+	running, err := r.backend.Active(ctx, instanceID)
 	if err != nil {
-		return Execution{}, err
+		return Running{}, err
 	}
-	if instance == nil {
-		return Execution{}, ErrNotFound
+	if running == nil {
+		return Running{}, ErrNotFound
 	}
-	return Execution{InstanceID: instance.InstanceID, ExecutionID: instance.ExecutionID}, nil
+	out := Running{Execution: executionOf(running.Instance), Age: running.Age}
+	started, ok := running.Started.Attributes.(*history.ExecutionStartedAttributes)
+	if ok && len(started.Inputs) > 0 {
+		err = r.backend.Options().Converter.From(started.Inputs[0], &out.Input)
+	}
+	return out, err
 }
 
 // Wait waits until an execution has ended, in whichever process, and returns its result as JSON. One that ended with an

@@ -82,6 +82,24 @@ func DSN(t testing.TB, opts ...Option) string {
 	return server.database(name).FormatDSN()
 }
 
+// NewDatabase is DSN for examples, which have no testing.TB: the caller drops the database.
+func NewDatabase(ctx context.Context) (dsn string, drop func() error, err error) {
+	server, err := shared.get(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	name := newName()
+	if err := server.create(ctx, name, false); err != nil {
+		return "", nil, err
+	}
+	drop = func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
+		defer cancel()
+		return server.drop(ctx, name)
+	}
+	return server.database(name).FormatDSN(), drop, nil
+}
+
 // Config is DSN, parsed.
 func Config(t testing.TB, opts ...Option) *mysql.Config {
 	t.Helper()

@@ -197,17 +197,38 @@ func (b *Backend) SignalWorkflow(ctx context.Context, instanceID string, event *
 	return b.deliver(ctx, id, event)
 }
 
+// Running is an instance that has not ended.
+type Running struct {
+	Instance *core.WorkflowInstance
+	Age      time.Duration  // since it was created, by the database's clock
+	Started  *history.Event // with which it was created
+}
+
 // Active returns the execution of an instance id that has not ended; nil: there is none.
-func (b *Backend) Active(ctx context.Context, instanceID string) (*core.WorkflowInstance, error) {
+func (b *Backend) Active(ctx context.Context, instanceID string) (*Running, error) {
+	var id uint64
 	var executionID string
-	err := b.db.QueryRowContext(ctx, "SELECT executionId FROM workflow_instance WHERE activeId = ?", instanceID).Scan(&executionID)
+	var age int64
+	err := b.db.QueryRowContext(ctx, `SELECT id, executionId, TIMESTAMPDIFF(MICROSECOND, createdAt, NOW(6))
+		FROM workflow_instance WHERE activeId = ?`, instanceID).Scan(&id, &executionID, &age)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	return core.NewWorkflowInstance(instanceID, executionID), nil
+	// Its first event is still to be taken in, or was among the first that were.
+	events, err := collect(ctx, b.db, scanEvent, `(SELECT event FROM workflow_history WHERE instance = ? ORDER BY sequence LIMIT 4)
+		UNION ALL (SELECT event FROM workflow_event WHERE instance = ? ORDER BY id LIMIT 4)`, id, id)
+	if err != nil {
+		return nil, err
+	}
+	for _, event := range events {
+		if event.Type == history.EventType_WorkflowExecutionStarted {
+			return &Running{core.NewWorkflowInstance(instanceID, executionID), time.Duration(age) * time.Microsecond, event}, nil
+		}
+	}
+	return nil, nil // it ended and was removed meanwhile
 }
 
 // GetWorkflowInstanceState implements backend.Backend.
