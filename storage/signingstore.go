@@ -234,9 +234,12 @@ func (c *Catalog) loadSigning(ctx context.Context, q querier, seals *sealer, clo
 		key, err := seals.open(r.sealed)
 		if err != nil {
 			if signing.unopened.IsZero() {
-				*sealed, signing.unopened = true, r.id
+				signing.unopened = r.id
+			}
+			if !*sealed { // else it was told of, for its token or another secret
 				report(r.of, subject, r.id, err)
 			}
+			*sealed = true
 			continue
 		}
 		r.key = []byte(key)
