@@ -44,7 +44,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, dsn: storagetest.DSN(t), changes: make(chan health.Change, 100), queue: &queue{ids: map[string][]byte{}, put: make(chan string, 100)}}
+	w := &world{t: t, dsn: storagetest.DSN(t), changes: make(chan health.Change, 1000), queue: &queue{ids: map[string][]byte{}, put: make(chan string, 100)}}
 	w.Store = w.open()
 	var err error
 	w.channel, err = w.PutChannel(t.Context(), storage.PutStakeholder{ID: "orders", Name: "Orders", Token: "t"})
@@ -327,7 +327,7 @@ func TestProbes(t *testing.T) {
 	}
 	add("hangs", slow.URL, health.ClassTimeout)
 	add("has another certificate", secure.URL, health.ClassTLS)
-	add("speaks no TLS", "https"+w.dest.URL[len("http"):], health.ClassTLS)
+	add("speaks no TLS", "https"+w.dest.URL[len("http"):], health.ClassConnect)
 	add("refuses", gone.URL+"/?key=hidden", health.ClassConnect)
 	add("has no name", "http://no-such-host.invalid/?key=hidden", health.ClassDNS)
 	add("is no URL", "http://a b/", health.ClassRequest)
