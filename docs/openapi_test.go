@@ -63,6 +63,7 @@ func TestEveryRowOfTheContractIsDescribed(t *testing.T) {
 		"/api/dlq/{engine}/{rowKey}/retry": "POST",
 		"/api/history":                     "GET POST",
 		"/api/history/{engine}/{rowKey}":   "GET",
+		"/api/destinations":                "GET",
 		"/dlq-status":                      "GET",
 		"/job-status":                      "GET",
 		"/_status":                         "GET",
