@@ -19,6 +19,7 @@ import (
 	"code.dny.dev/ssrf"
 	"github.com/rs/xid"
 
+	"github.com/redrive-mq/redrive/internal/outbound"
 	"github.com/redrive-mq/redrive/storage"
 )
 
@@ -52,28 +53,9 @@ type pusher struct {
 }
 
 func newPusher(o Options, m *metrics) *pusher {
-	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
-	if !o.AllowPrivateDestinations {
-		// Checked on the address that is dialled, so a name that resolves to another address later is covered.
-		dialer.Control = ssrf.New(ssrf.WithAnyPort(), ssrf.WithNetworks("tcp4", "tcp6")).Safe
-	}
-	transport := &http.Transport{
-		Proxy:                  nil, // through a proxy the dialled address would be the proxy's
-		DialContext:            dialer.DialContext,
-		MaxIdleConns:           0, // bounded by each host's
-		MaxIdleConnsPerHost:    o.Concurrency,
-		IdleConnTimeout:        90 * time.Second,
-		TLSHandshakeTimeout:    10 * time.Second,
-		DisableCompression:     true,
-		ForceAttemptHTTP2:      true,
-		MaxResponseHeaderBytes: 64 << 10,
-	}
-	return &pusher{o: o, metrics: m, schedule: o.Backoff, client: &http.Client{
-		Transport: transport,
-		CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse // a redirect is an answer like any other: not a 2xx
-		},
-	}}
+	return &pusher{o: o, metrics: m, schedule: o.Backoff, client: outbound.NewClient(outbound.Options{
+		AllowPrivate: o.AllowPrivateDestinations, IdlePerHost: o.Concurrency,
+	})}
 }
 
 func (p *pusher) close() { p.client.CloseIdleConnections() }
