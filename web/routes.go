@@ -65,6 +65,7 @@ func (s *Server) routes() *mux.Router {
 	}
 	if s.o.EngineTables != nil {
 		s.engineRoutes(m)
+		s.runRoutes(m)
 	}
 	if s.o.Metrics != nil {
 		m.Handle("/metrics", s.o.Metrics).Methods(http.MethodGet, http.MethodHead)

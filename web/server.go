@@ -100,6 +100,9 @@ type Options struct {
 	// Now is the clock that schedules and signatures are checked against; default time.Now.
 	Now func() time.Time
 
+	// EngineRunner executes engines here; nil: none is.
+	EngineRunner EngineRunner
+
 	// AdminTokens may change producers, channels and consumers.
 	AdminTokens []AdminToken
 	// AdminOpen lets anybody change producers, channels and consumers.
