@@ -40,12 +40,20 @@ type Consumer struct {
 	ChannelID   string // of its channel, in a catalog
 	ID, Name    string
 	Type        ConsumerType
-	CallbackURL string
+	CallbackURL string    // empty of an engine
 	Token       string    // sent out with every push; a secret; empty where Sealed
 	ChangedAt   time.Time // as of Producer
 	// Sealed: none of this instance's keys opens its token. Nobody can prove to be it here, nothing can be pushed to
 	// it from here, and what needs neither goes on.
 	Sealed bool
+}
+
+// Engine is the engine whose dead letters and history its jobs are in: its own id where it is an engine.
+func (k *Consumer) Engine() string {
+	if k.Type == TypeEngine {
+		return k.ID
+	}
+	return EngineDelivery
 }
 
 // TokenMatches compares in constant time. No token matches that of a consumer that is Sealed.
