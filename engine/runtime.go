@@ -47,8 +47,10 @@ type Runtime struct {
 	engines map[string]Definition
 	started bool
 
-	cancel context.CancelFunc
-	work   sync.WaitGroup
+	stopping context.Context // ends with Stop: nothing waits for a run any more
+	stop     context.CancelFunc
+	cancel   context.CancelFunc
+	work     sync.WaitGroup
 	ended  chan error // of Durable.Run
 }
 
@@ -64,6 +66,7 @@ func NewRuntime(o RuntimeOptions) (*Runtime, error) {
 		o.Log = slog.Default()
 	}
 	rt := &Runtime{o: o, log: o.Log, engines: map[string]Definition{}, ended: make(chan error, 1)}
+	rt.stopping, rt.stop = context.WithCancel(context.Background())
 	var err error
 	if rt.metrics, err = newRuntimeMetrics(o.Registerer); err != nil {
 		return nil, err
@@ -84,7 +87,7 @@ func (rt *Runtime) Register(d Definition) error {
 	if err != nil {
 		return err
 	}
-	if rt.queueOf(d.Name) == "" {
+	if rt.QueueOf(d.Name) == "" {
 		return fmt.Errorf("engine %q: it has no queue", d.Name)
 	}
 	rt.mu.Lock()
@@ -122,7 +125,8 @@ func (rt *Runtime) engine(name string) (Definition, bool) {
 	return d, ok
 }
 
-func (rt *Runtime) queueOf(engine string) string { return rt.o.Context.Engines[engine].Queue }
+// QueueOf is the queue of an engine; empty: the context has no such engine, or it has none.
+func (rt *Runtime) QueueOf(engine string) string { return rt.o.Context.Engines[engine].Queue }
 
 // Start executes what is under way, runs timed engines, and removes ended orchestrations, until Stop. It is called once.
 func (rt *Runtime) Start(ctx context.Context) {
@@ -142,6 +146,7 @@ func (rt *Runtime) Start(ctx context.Context) {
 // Stop ends it: steps under way may end within the durable runner's StopTimeout, what is not done goes on elsewhere or
 // at the next start. It waits at most until ctx ends.
 func (rt *Runtime) Stop(ctx context.Context) error {
+	rt.stop()
 	if rt.cancel == nil {
 		return nil
 	}

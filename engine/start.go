@@ -53,7 +53,7 @@ func (rt *Runtime) Begin(ctx context.Context, engine string, m Message) (Begun, 
 	if err := m.check(rt.o.Context.Operations(engine)); err != nil {
 		return Begun{}, fmt.Errorf("%w: %w", ErrBadMessage, err)
 	}
-	out := Begun{Message: m, Queue: rt.queueOf(engine)}
+	out := Begun{Message: m, Queue: rt.QueueOf(engine)}
 	var err error
 	if out.Done, err = rt.succeeded(ctx, engine, m); err != nil || out.Done {
 		return out, err
@@ -87,7 +87,7 @@ func (rt *Runtime) put(ctx context.Context, engine, id string, m Message) error 
 	if err != nil {
 		return err
 	}
-	return rt.o.Queue.Put(ctx, engine, rt.queueOf(engine), id, body)
+	return rt.o.Queue.Put(ctx, engine, rt.QueueOf(engine), id, body)
 }
 
 // messageID is the same for the same work.
