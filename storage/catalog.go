@@ -245,7 +245,7 @@ func (c *Catalog) loadConsumers(ctx context.Context, q querier, seals *sealer, r
 		if ch, ok := c.channelByKey[k.ChannelKey]; ok {
 			k.ChannelID = ch.ID
 		}
-		if err := unopened[k]; err != nil {
+		if err := unopened[k]; err != nil && k.Type != TypeEngine { // nobody needs an engine's
 			report(k, err)
 		}
 		c.consumerByKey[k.Key] = k
