@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/redrive-mq/redrive/storage"
@@ -46,6 +47,7 @@ type means struct {
 	schedule    Schedule
 	concurrency int  // attempts at a time
 	mayWait     bool // leased jobs may wait in memory for a slot, where attempts are quick
+	extends     bool // an attempt takes its time: its lease is extended for as long as it goes on
 }
 
 // verdict says what is to become of a job that was tried so often before, its attempt having had its time.
@@ -81,6 +83,9 @@ func (a *attempter) attempt(ctx context.Context, m *means, k *storage.Consumer, 
 		return outcome
 	}
 	attemptCtx, cancel := context.WithTimeout(ctx, timeout)
+	if m.extends {
+		attemptCtx, cancel = a.extend(ctx, job, since)
+	}
 	defer cancel()
 	got := m.do(attemptCtx, k, job)
 	if got.reply != nil {
@@ -89,7 +94,7 @@ func (a *attempter) attempt(ctx context.Context, m *means, k *storage.Consumer, 
 	outcome.Subject = got.subject
 	failed := got.fail != nil && !got.pending
 	switch {
-	case failed && ctx.Err() != nil:
+	case failed && (ctx.Err() != nil || m.extends && attemptCtx.Err() != nil):
 		got.fail.class = classAborted
 		outcome.Verdict = storage.HandBack
 	case failed && timeout < a.o.DeliveryTimeout && attemptCtx.Err() != nil:
@@ -104,6 +109,36 @@ func (a *attempter) attempt(ctx context.Context, m *means, k *storage.Consumer, 
 	}
 	a.report(k, job, outcome, got, began)
 	return outcome
+}
+
+// extend keeps the job's lease, which began at the latest at since, for as long as the attempt goes on, and ends the
+// attempt's context when the lease is lost or could not be extended in time.
+func (a *attempter) extend(ctx context.Context, job storage.ClaimedJob, since time.Time) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	var keeping sync.WaitGroup
+	keeping.Go(func() {
+		ticker := time.NewTicker(a.o.lease() / 3)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+			before := time.Now()
+			tryCtx, done := context.WithTimeout(ctx, a.o.lease()/3)
+			held, err := a.o.Store.ExtendLease(tryCtx, job.ID, job.Token, a.o.lease())
+			done()
+			switch {
+			case err == nil && held:
+				since = before
+			case err == nil, time.Since(since) >= a.o.lease():
+				cancel()
+				return
+			}
+		}
+	})
+	return ctx, func() { cancel(); keeping.Wait() }
 }
 
 // report tells of an attempt: one event with all that is known.

@@ -24,9 +24,9 @@ type Engine struct {
 // Executor does the jobs of an engine's queue.
 type Executor interface {
 	// Execute does a job, or goes on with what an earlier attempt began: the same job may come again, also while an
-	// attempt on another instance, which lost its lease, still goes on. It must return when ctx ends, which it does
-	// after Options.DeliveryTimeout, and when the broker stops; an error after a stop is no failure, the job is handed
-	// back. A panic is a failure.
+	// attempt on another instance, which lost its lease, still goes on. It may take its time: the lease is extended. It
+	// must return when ctx ends, which it does when the lease is lost and when the broker stops; an error after a
+	// stop is no failure, the job is handed back. A panic is a failure.
 	Execute(ctx context.Context, job storage.ClaimedJob) Execution
 }
 
@@ -71,7 +71,7 @@ func engineMeans(o Options) map[string]*means {
 	out := make(map[string]*means, len(o.Engines))
 	for name, e := range o.Engines {
 		run := executing{e.Executor, o}
-		out[name] = &means{do: run.do, maxRetry: e.MaxRetry, schedule: e.Backoff, concurrency: e.Concurrency}
+		out[name] = &means{do: run.do, maxRetry: e.MaxRetry, schedule: e.Backoff, concurrency: e.Concurrency, extends: true}
 	}
 	return out
 }

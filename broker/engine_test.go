@@ -170,6 +170,8 @@ func TestEngineFails(t *testing.T) {
 		}, 1, "engine", "no such tenant"},
 		{"by a panic", func(context.Context, storage.ClaimedJob) broker.Execution { panic("oh") }, 2, "panic", "panic: oh"},
 		{"by its time", func(ctx context.Context, _ storage.ClaimedJob) broker.Execution {
+			ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+			defer cancel()
 			<-ctx.Done()
 			return broker.Execution{Err: fmt.Errorf("the vault: %w", ctx.Err())}
 		}, 2, "timeout", "the vault: context deadline exceeded"},
