@@ -261,7 +261,9 @@ func TestEnginePending(t *testing.T) {
 	k = other.engine()
 	other.start(long)
 	id := other.enqueue("m2")
-	eventually(t, func() bool { return attempts(t, longMetrics)["pending/"] == 1 && other.jobs(k)[storage.StatusQueued] == 1 })
+	eventually(t, func() bool {
+		return attempts(t, longMetrics)["pending/"] == 1 && other.jobs(k)[storage.StatusQueued] == 1
+	})
 	var in int
 	if err := other.db.QueryRowContext(w.ctx, `SELECT TIMESTAMPDIFF(MINUTE, statusChangedAt, dueAt) FROM job WHERE id = ?`, id).Scan(&in); err != nil || in != 60 {
 		t.Errorf("it is due in %d minutes, %v", in, err)
