@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -178,14 +179,11 @@ func (r Remote) look(ctx context.Context, call Call) (any, error) {
 	case "completed", "succeeded":
 		return remoteAnswer{Done: true, Output: noneIfNull(says.Output)}, nil
 	case "failed", "terminated", "canceled", "cancelled":
-		why := says.RuntimeStatus
-		for _, more := range []json.RawMessage{says.Error, says.Output} {
-			if noneIfNull(more) != nil {
-				why += ": " + shown(more)
-				break
-			}
+		why := noneIfNull(says.Error)
+		if why == nil {
+			why = noneIfNull(says.Output)
 		}
-		return remoteAnswer{Done: true, Failed: why}, nil
+		return remoteAnswer{Done: true, Failed: strings.TrimSuffix(says.RuntimeStatus+": "+shown(why), ": ")}, nil
 	case "pending", "running", "continuedasnew", "suspended":
 		return remoteAnswer{After: retryAfter(header)}, nil
 	}
@@ -207,9 +205,7 @@ func (r Remote) do(ctx context.Context, method, at string, body []byte, key stri
 		return 0, nil, nil, errors.New("the URL cannot be used")
 	}
 	if base, err := url.Parse(r.URL); err == nil && base.Scheme == req.URL.Scheme && base.Host == req.URL.Host {
-		for name, values := range r.Header {
-			req.Header[name] = values
-		}
+		maps.Copy(req.Header, r.Header)
 	}
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", "Redrive")

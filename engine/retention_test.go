@@ -14,7 +14,6 @@ import (
 	"github.com/redrive-mq/redrive/storage/storagetest"
 )
 
-
 func openStore(t *testing.T) *storage.Store {
 	t.Helper()
 	s, err := storage.Open(storage.Options{DSN: storagetest.DSN(t), Log: slog.New(slog.DiscardHandler)})

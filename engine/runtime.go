@@ -51,7 +51,7 @@ type Runtime struct {
 	stop     context.CancelFunc
 	cancel   context.CancelFunc
 	work     sync.WaitGroup
-	ended  chan error // of Durable.Run
+	ended    chan error // of Durable.Run
 }
 
 // NewRuntime checks the options and registers the metrics.

@@ -390,13 +390,16 @@ func TestTimedEngine(t *testing.T) {
 	d.Every = time.Second
 	d.Instances = func(context.Context) ([]string, error) { return []string{"a", "b"}, nil }
 	worlds := []world{newWorld(t, dsn, d), newWorld(t, dsn, d)}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.After(30 * time.Second)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
 	for _, w := range worlds {
 		for len(w.queue.ids()) < 6 {
-			if time.Now().After(deadline) {
+			select {
+			case <-deadline:
 				t.Fatalf("only %v were put", w.queue.ids())
+			case <-tick.C:
 			}
-			time.Sleep(10 * time.Millisecond)
 		}
 	}
 	shared := 0

@@ -92,17 +92,17 @@ func (rt *Runtime) put(ctx context.Context, engine, id string, m Message) error 
 
 // messageID is the same for the same work.
 func messageID(m Message) string {
-	return fit(m.CorrelationID+"/"+m.Operation+"/"+m.InstanceID, maxID)
+	return fit(m.CorrelationID + "/" + m.Operation + "/" + m.InstanceID)
 }
 
 // instanceKey names the orchestration of an instance: at most one of a name is active.
 func instanceKey(engine, instanceID string) string {
-	return fit(engine+"-"+instanceID, durable.MaxInstanceID)
+	return fit(engine + "-" + instanceID)
 }
 
 // fit shortens a text of too many bytes to one that is as good as unique.
-func fit(text string, most int) string {
-	if len(text) <= most {
+func fit(text string) string {
+	if len(text) <= maxID { // bytes: durable.MaxInstanceID, too
 		return text
 	}
 	sum := sha256.Sum256([]byte(text))
@@ -120,7 +120,7 @@ func (rt *Runtime) Put(ctx context.Context, engine, id string, m Message) error 
 	if err := m.check(rt.o.Context.Operations(engine)); err != nil {
 		return fmt.Errorf("%w: %w", ErrBadMessage, err)
 	}
-	return rt.put(ctx, engine, fit(id, maxID), m)
+	return rt.put(ctx, engine, fit(id), m)
 }
 
 const timerTries = 4 // looks at the clock in an interval, 15 s apart at most
@@ -168,7 +168,7 @@ func (rt *Runtime) putTimed(ctx context.Context, d Definition, last time.Time) (
 		}
 	}
 	for _, instance := range instances {
-		id := fit("timer/"+slot.Format(time.RFC3339)+"/"+instance, maxID)
+		id := fit("timer/" + slot.Format(time.RFC3339) + "/" + instance)
 		m := Message{CorrelationID: id, InstanceID: instance, Input: json.RawMessage(`{"trigger":"timer"}`)}
 		if err := rt.put(ctx, d.Name, id, m.or(rt.defaults(d, id))); err != nil {
 			return last, err

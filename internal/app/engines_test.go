@@ -91,7 +91,9 @@ func (a *api) letters(query string) []letter {
 // ended counts the runs of an engine that ended so.
 func (a *api) ended(engine, correlation, status string) int {
 	a.t.Helper()
-	var list struct{ Data struct{ Items []struct{ Operation string } } }
+	var list struct {
+		Data struct{ Items []struct{ Operation string } }
+	}
 	a.admin("GET", "/api/history?"+url.Values{"engine": {engine}, "correlationId": {correlation}, "status": {status}}.Encode(), "").want(200).into(&list)
 	n := 0
 	for _, e := range list.Data.Items {
