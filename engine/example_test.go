@@ -97,5 +97,5 @@ func Example() {
 // noQueue is for runtimes that get their messages by hand.
 type noQueue struct{}
 
-func (noQueue) Put(context.Context, string, string, string, []byte) error { return nil }
+func (noQueue) Put(context.Context, string, string, string, []byte) (bool, error) { return true, nil }
 
