@@ -98,4 +98,3 @@ func Example() {
 type noQueue struct{}
 
 func (noQueue) Put(context.Context, string, string, string, []byte) (bool, error) { return true, nil }
-

@@ -28,14 +28,18 @@ type Run struct {
 func (r *Run) ID() string { return r.c.Execution().ExecutionID }
 
 // Now is the time, by the database's clock as of the beginning of the run and the same in every replay.
-func (r *Run) Now() time.Time { return r.started.Add(r.c.Now().Sub(r.began)).Truncate(time.Microsecond) }
+func (r *Run) Now() time.Time {
+	return r.started.Add(r.c.Now().Sub(r.began)).Truncate(time.Microsecond)
+}
 
 // Sleep waits, over crashes as well.
 func (r *Run) Sleep(d time.Duration) error { return r.c.Sleep(d) }
 
 // Do has a step executed, with an input that is encoded as JSON, and decodes its result into output, unless that is nil.
 // A step that fails is not executed again but by another run: see Try.
-func (r *Run) Do(step string, input, output any) error { return r.Try(step, input, output, durable.Retry{}) }
+func (r *Run) Do(step string, input, output any) error {
+	return r.Try(step, input, output, durable.Retry{})
+}
 
 // Try is Do of a step that is tried several times within the run.
 func (r *Run) Try(step string, input, output any, retry durable.Retry) error {
