@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// ErrUnreadable: the body is not a webhook that is understood here. What wraps it says why, for whoever sent it.
+// ErrUnreadable is of a body that is not a webhook that is understood here. What wraps it says why, for whoever sent it.
 var ErrUnreadable = errors.New("no alerts can be read from this")
 
 func unreadable(format string, args ...any) error {
@@ -16,7 +16,7 @@ func unreadable(format string, args ...any) error {
 }
 
 // Parse reads the body of a webhook: Alertmanager's, version 4, or Azure Monitor's, common alert schema. Members that it
-// does not know are left alone. The error is ErrUnreadable.
+// does not know are left alone. Any error is ErrUnreadable.
 func Parse(body []byte) ([]Alert, error) {
 	if !utf8.Valid(body) {
 		return nil, unreadable("it is not valid UTF-8")
