@@ -31,8 +31,8 @@ type RuntimeOptions struct {
 // Queue takes messages for engines.
 type Queue interface {
 	// Put makes an engine's queue, if it is not there, and stores a message in it. One whose id was put before is left
-	// out, and that is no error.
-	Put(ctx context.Context, engine, queue, messageID string, body []byte) error
+	// out: created is false, and that is no error.
+	Put(ctx context.Context, engine, queue, messageID string, body []byte) (created bool, err error)
 }
 
 // Runtime executes engines: at least once for each message of their queues, one run at a time of each instance, and

@@ -22,22 +22,22 @@ import (
 type queue struct {
 	mu  sync.Mutex
 	put map[string]string // message id: body
-	n   int
 	err error
 }
 
-func (q *queue) Put(_ context.Context, eng, name, id string, body []byte) error {
+func (q *queue) Put(_ context.Context, eng, name, id string, body []byte) (created bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.err != nil {
-		return q.err
+		return false, q.err
 	}
 	if q.put == nil {
 		q.put = map[string]string{}
 	}
-	q.n++
-	q.put[eng+" "+name+" "+id] = string(body)
-	return nil
+	key := eng + " " + name + " " + id
+	_, there := q.put[key]
+	q.put[key] = string(body)
+	return !there, nil
 }
 
 func (q *queue) ids() (ids []string) {

@@ -50,6 +50,8 @@ func (s *Server) routes() *mux.Router {
 		{"POST", consumer + "/dlq", s.requeueAll},
 		{"DELETE", consumer + "/dlq", s.purgeAll},
 
+		{"POST", "/api/alerts", s.postAlerts},
+
 		{"GET", "/dlq-status", s.dlqStatus},
 		{"GET", "/job-status", s.jobStatus},
 		{"GET", "/_status", s.status},

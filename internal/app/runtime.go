@@ -95,24 +95,24 @@ func (a *App) join(ctx context.Context, r *runtime) error {
 }
 
 // Put implements engine.Queue.
-func (r *runtime) Put(ctx context.Context, name, queue, messageID string, body []byte) error {
+func (r *runtime) Put(ctx context.Context, name, queue, messageID string, body []byte) (created bool, err error) {
 	catalog, err := r.store.Catalog(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if !hasEngine(catalog, name, queue) {
 		if _, err := r.store.PutEngineQueue(ctx, name, queue); err != nil {
-			return err
+			return false, err
 		}
 	}
 	_, jobs, err := r.store.Enqueue(ctx, storage.Enqueued{Queue: queue, MessageID: messageID, Body: body})
 	if errors.Is(err, storage.ErrDuplicate) {
-		return nil
+		return false, nil
 	}
 	for _, j := range jobs {
 		r.kick(j.ConsumerKey)
 	}
-	return err
+	return err == nil, err
 }
 
 func hasEngine(catalog *storage.Catalog, name, queue string) bool {
