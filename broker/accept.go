@@ -172,7 +172,8 @@ func authentic(catalog *storage.Catalog, batch []*accepting) []*accepting {
 	for _, p := range batch {
 		channel, okChannel := catalog.ChannelByKey(p.Channel.Key)
 		producer, okProducer := catalog.ProducerByKey(p.Producer.Key)
-		if !okChannel || !okProducer || !channel.ChangedAt.Equal(p.Channel.ChangedAt) || !producer.ChangedAt.Equal(p.Producer.ChangedAt) {
+		if !okChannel || !okProducer || !channel.ChangedAt.Equal(p.Channel.ChangedAt) || !producer.ChangedAt.Equal(p.Producer.ChangedAt) ||
+			producer.Signing.Current() != p.Producer.Signing.Current() {
 			p.done <- ErrStale
 			continue
 		}

@@ -89,6 +89,9 @@ func (p *pusher) request(ctx context.Context, k *storage.Consumer, job storage.C
 	h := req.Header
 	names := make([]string, 0, len(job.Headers))
 	for name, value := range job.Headers {
+		if strings.HasPrefix(http.CanonicalHeaderKey(name), "Webhook-") {
+			continue // of a message that was stored before those were refused
+		}
 		h.Set(name, value)
 		names = append(names, name)
 	}
@@ -105,6 +108,11 @@ func (p *pusher) request(ctx context.Context, k *storage.Consumer, job storage.C
 	h.Set("X-Broker-Consumer-ID", k.ID)
 	h.Set("X-Broker-Channel-ID", k.ChannelID)
 	h.Set(p.o.ConsumerTokenHeader, k.Token)
+	if timestamp, signatures := k.Signing.Sign(job.ID.String(), job.Body); signatures != "" {
+		h.Set("Webhook-Id", job.ID.String()) // the same in each attempt
+		h.Set("Webhook-Timestamp", timestamp)
+		h.Set("Webhook-Signature", signatures)
+	}
 	return req, nil
 }
 

@@ -39,8 +39,10 @@ func TestEveryRowOfTheContractIsDescribed(t *testing.T) {
 	t.Parallel()
 	doc, _ := load(t)
 	want := map[string]string{
-		"/producers":                                                              "GET",
-		"/producer/{producerId}":                                                  "GET PUT",
+		"/producers":                            "GET",
+		"/producer/{producerId}":                "GET PUT",
+		"/producer/{producerId}/signing-secret": "POST",
+		"/channel/{channelId}/consumer/{consumerId}/signing-secret": "POST",
 		"/channels":                                                               "GET",
 		"/channel/{channelId}":                                                    "GET PUT",
 		"/channel/{channelId}/consumers":                                          "GET",

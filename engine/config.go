@@ -47,7 +47,7 @@ var (
 func brokerTables() []string {
 	return []string{
 		"catalog", "channel", "consumer", "consumer_removal", "dlq_summary", "job", "lock", "message", "message_payload", "producer", "registry",
-		"schedule", "schema_migrations", "seal_key", "tally",
+		"schedule", "schema_migrations", "seal_key", "signing_secret", "tally",
 	}
 }
 

@@ -15,7 +15,11 @@ type Producer struct {
 	Key       uint32 // the database's id, never on the wire
 	ID, Name  string
 	ChangedAt time.Time // whole seconds, UTC; another value after every change
-	token     tokenHash
+	// Signing verifies its broadcasts, in a catalog. None: they need no signature.
+	Signing SigningSecrets
+	// Sealed: none of this instance's keys opens one of its signing secrets, so its broadcasts cannot be verified here.
+	Sealed bool
+	token  tokenHash
 }
 
 // TokenMatches compares in constant time.
@@ -43,7 +47,9 @@ type Consumer struct {
 	CallbackURL string    // empty of an engine
 	Token       string    // sent out with every push; a secret; empty where Sealed
 	ChangedAt   time.Time // as of Producer
-	// Sealed: none of this instance's keys opens its token. Nobody can prove to be it here, nothing can be pushed to
+	// Signing signs what is pushed to it, in a catalog.
+	Signing SigningSecrets
+	// Sealed: none of this instance's keys opens its token, or one of its signing secrets. Nobody can prove to be it here, nothing can be pushed to
 	// it from here, and what needs neither goes on.
 	Sealed bool
 }
@@ -178,8 +184,9 @@ func (s *Store) catalogVersion(ctx context.Context) (version uint64, err error) 
 // loadCatalog reads the version before the rows: where a change comes between, the rows are newer than the version
 // says, and the next call reloads them.
 func (s *Store) loadCatalog(ctx context.Context) (*Catalog, error) {
-	version, err := s.catalogVersion(ctx)
-	if err != nil {
+	clock := databaseClock{since: newStopwatch()}
+	var version uint64
+	if err := s.db.QueryRowContext(ctx, `SELECT version, NOW(6) FROM catalog WHERE id = 1`).Scan(&version, &clock.told); err != nil {
 		return nil, err
 	}
 	seals, err := s.sealer(ctx)
@@ -195,13 +202,24 @@ func (s *Store) loadCatalog(ctx context.Context) (*Catalog, error) {
 	if err := cat.loadStakeholders(ctx, s.db); err != nil {
 		return nil, err
 	}
-	return cat, cat.loadConsumers(ctx, s.db, seals, func(k *Consumer, err error) {
-		if before := s.catalog.Load(); before != nil {
+	before := s.catalog.Load()
+	if err := cat.loadConsumers(ctx, s.db, seals, func(k *Consumer, err error) {
+		if before != nil {
 			if known, ok := before.consumerByKey[k.Key]; ok && known.Sealed && known.ChangedAt.Equal(k.ChangedAt) {
 				return // said before
 			}
 		}
 		s.log.ErrorContext(ctx, "a consumer is left out by this instance: its token cannot be opened", "channel", k.ChannelID, "consumer", k.ID, "error", err)
+	}); err != nil {
+		return nil, err
+	}
+	return cat, cat.loadSigning(ctx, s.db, seals, clock, func(of secretOf, subject SigningSubject, secret ID, err error) {
+		if before != nil {
+			if known, _, _ := before.signingOf(of); known != nil && known.unopened == secret {
+				return // said before
+			}
+		}
+		s.log.ErrorContext(ctx, "a consumer or producer is left out by this instance: one of its signing secrets cannot be opened", "subject", subject.String(), "error", err)
 	})
 }
 

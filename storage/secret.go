@@ -47,7 +47,7 @@ func (h tokenHash) matches(token string) bool {
 // NewToken makes a random token, 26 characters with 128 bits.
 func NewToken() string { return rand.Text() }
 
-// sealer seals what must be read back: consumer tokens, which every push sends out. AES-256-GCM; a sealed value is
+// sealer seals what must be read back: consumer tokens, which every push sends out, and signing secrets. AES-256-GCM; a sealed value is
 // the key's id (8 bytes), the nonce (12) and the ciphertext.
 type sealer struct {
 	current keyed
@@ -80,6 +80,11 @@ func (s *sealer) seal(plain string) []byte {
 	return k.aead.Seal(out, nonce, []byte(plain), nil)
 }
 
+// isCurrent tells what seal made, and not one of the other keys.
+func (s *sealer) isCurrent(sealed []byte) bool {
+	return len(sealed) >= keyIDSize && [keyIDSize]byte(sealed[:keyIDSize]) == s.current.id
+}
+
 func (s *sealer) open(sealed []byte) (string, error) {
 	for _, k := range append([]keyed{s.current}, s.others...) {
 		n := keyIDSize + k.aead.NonceSize()
@@ -88,11 +93,11 @@ func (s *sealer) open(sealed []byte) (string, error) {
 		}
 		plain, err := k.aead.Open(nil, sealed[keyIDSize:n], sealed[n:], nil)
 		if err != nil {
-			return "", errors.New("a sealed token was altered")
+			return "", errors.New("it was altered after it was sealed")
 		}
 		return string(plain), nil
 	}
-	return "", errors.New("a token was sealed with a key that this instance does not have (REDRIVE_SEAL_KEY)")
+	return "", errors.New("it was sealed with a key that this instance does not have (REDRIVE_SEAL_KEY)")
 }
 
 // sealer returns the keys: those that were handed in, the first of which seals, then the one that the database keeps, so

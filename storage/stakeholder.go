@@ -32,8 +32,12 @@ const never = `'1970-01-01 00:00:00'`
 // PutProducer creates or updates. An update fails with ErrPreconditionMissing or ErrPreconditionFailed where it does
 // not name the current version.
 func (s *Store) PutProducer(ctx context.Context, p PutStakeholder) (*Producer, error) {
+	seals, err := s.sealer(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var out *Producer
-	err := s.change(ctx, func(tx *sql.Tx) error {
+	err = s.change(ctx, func(tx *sql.Tx) error {
 		v, err := upsert{
 			find:   `SELECT id, changedAt, NOW(6) FROM producer WHERE producerId = ? FOR UPDATE`,
 			insert: `INSERT INTO producer (name, tokenHash, changedAt, createdAt, producerId) VALUES (?, ?, ?, NOW(6), ?)`,
@@ -43,7 +47,7 @@ func (s *Store) PutProducer(ctx context.Context, p PutStakeholder) (*Producer, e
 			return err
 		}
 		out = &Producer{Key: v.key, ID: p.ID, Name: p.Name, ChangedAt: v.changedAt}
-		return nil
+		return resealSigning(ctx, tx, secretOf{SigningProducer, v.key}, seals)
 	})
 	return out, err
 }
@@ -75,8 +79,9 @@ func (s *Store) PutChannel(ctx context.Context, p PutStakeholder) (*Channel, err
 	return out, err
 }
 
-// PutConsumer creates or updates, as PutProducer does. A new consumer is in dlq_summary with a count of 0 at once.
-// ErrEngineConsumer of an engine, which PutEngineQueue makes and nobody changes.
+// PutConsumer creates or updates, as PutProducer does. A new consumer is in dlq_summary with a count of 0 at once, and has
+// its first signing secret: what is pushed to it is signed from the first delivery on. ErrEngineConsumer of an engine,
+// which PutEngineQueue makes and nobody changes.
 func (s *Store) PutConsumer(ctx context.Context, p PutConsumer) (*Consumer, error) {
 	seals, err := s.sealer(ctx)
 	if err != nil {
@@ -99,6 +104,15 @@ func (s *Store) PutConsumer(ctx context.Context, p PutConsumer) (*Consumer, erro
 		}
 		out = &Consumer{Key: v.key, ChannelKey: p.ChannelKey, ID: p.ID, Name: p.Name, Type: p.Type,
 			CallbackURL: p.CallbackURL, Token: p.Token, ChangedAt: v.changedAt}
+		of := secretOf{SigningConsumer, v.key}
+		if err := resealSigning(ctx, tx, of, seals); err != nil {
+			return err
+		}
+		if v.created {
+			if _, err := rotate(ctx, tx, of, seals, firstRotation, 0); err != nil {
+				return err
+			}
+		}
 		return summarize(ctx, tx, out)
 	})
 	return out, err
@@ -145,6 +159,7 @@ func (s *Store) DeleteConsumer(ctx context.Context, consumerKey uint32, ifUnmodi
 		for _, stmt := range []string{
 			`INSERT INTO consumer_removal (consumerId, deletedAt) VALUES (?, NOW(6))`,
 			`DELETE FROM dlq_summary WHERE consumerId = ?`,
+			`DELETE FROM signing_secret WHERE kind = 1 AND subjectId = ?`,
 			`DELETE FROM consumer WHERE id = ?`,
 		} {
 			if _, err := tx.ExecContext(ctx, stmt, consumerKey); err != nil {
@@ -155,8 +170,8 @@ func (s *Store) DeleteConsumer(ctx context.Context, consumerKey uint32, ifUnmodi
 	})
 }
 
-// change runs fn and raises the catalog's version in one transaction. Two creations of one thing at once meet at the
-// unique key; the loser runs again and finds what the winner made.
+// change runs fn and raises the catalog's version in one transaction. Two creations of one thing at once meet at the unique
+// key; the loser runs again and finds what the winner made.
 func (s *Store) change(ctx context.Context, fn func(tx *sql.Tx) error) error {
 	return s.changeIf(ctx, func(tx *sql.Tx) (bool, error) { return true, fn(tx) })
 }
@@ -189,6 +204,7 @@ type upsert struct{ find, insert, update string }
 type version struct {
 	key       uint32
 	changedAt time.Time
+	created   bool
 }
 
 func (u upsert) run(ctx context.Context, tx *sql.Tx, since *time.Time, identity, values, insertTail []any) (version, error) {
@@ -199,7 +215,7 @@ func (u upsert) run(ctx context.Context, tx *sql.Tx, since *time.Time, identity,
 		if err := tx.QueryRowContext(ctx, `SELECT NOW(6)`).Scan(&now); err != nil {
 			return v, err
 		}
-		v.changedAt = now.Truncate(time.Second)
+		v.changedAt, v.created = now.Truncate(time.Second), true
 		res, err := tx.ExecContext(ctx, u.insert, append(append(values, v.changedAt), insertTail...)...)
 		if err != nil {
 			return v, err

@@ -22,7 +22,7 @@ type Options struct {
 	DSN string
 	// MaxOpenConns bounds the connections of this process; default 32.
 	MaxOpenConns int
-	// SealKeys open consumer tokens, 32 bytes each; the first of them seals. A key that the database keeps, made on
+	// SealKeys open consumer tokens and signing secrets, 32 bytes each; the first of them seals. A key that the database keeps, made on
 	// first use, opens tokens as well, and seals where none is given.
 	SealKeys [][]byte
 	// DLQTable and HistoryTable are the tables of dead letters and of history: a letter and 2 to 62 more letters and

@@ -177,7 +177,7 @@ func (s *Server) authorizedConsumer(r *http.Request, unknown int) (consumerRef, 
 	return consumerRef{cat, ch, k}, nil
 }
 
-// errSealed refuses what needs the token of a consumer whose token this instance cannot open: another may have the key.
+// errSealed refuses what needs the token of a consumer whose secrets this instance cannot open: another may have the key.
 func errSealed() error {
-	return fail(http.StatusServiceUnavailable, "this instance cannot read the consumer's token; its log says why")
+	return fail(http.StatusServiceUnavailable, "this instance cannot read the consumer's secrets; its log says why")
 }

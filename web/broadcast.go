@@ -38,9 +38,15 @@ func (s *Server) broadcast(w http.ResponseWriter, r *http.Request) error {
 	if b.Body, err = s.readBody(w, r); err != nil {
 		return err
 	}
+	if err := s.verify(r, &b); err != nil {
+		return err
+	}
 	id, err := s.o.Broadcaster.Accept(r.Context(), b)
 	for retry := 0; retry < maxStaleRetries && s.isStale(err); retry++ {
 		if err := s.authenticateBy(s.o.Store.Catalog, r, &b); err != nil {
+			return err
+		}
+		if err := s.verify(r, &b); err != nil {
 			return err
 		}
 		id, err = s.o.Broadcaster.Accept(r.Context(), b)
@@ -94,6 +100,9 @@ func (s *Server) authenticateBy(catalog func(context.Context) (*storage.Catalog,
 	}
 	if !p.TokenMatches(r.Header.Get(headerProducerToken)) {
 		return forbidden("the producer token does not match")
+	}
+	if err := s.checkSigned(r, p); err != nil {
+		return err
 	}
 	b.Channel, b.Producer = ch, p
 	return nil

@@ -126,7 +126,7 @@ func TestMetadataThatMayNotBePassedOn(t *testing.T) {
 	t.Parallel()
 	a := newAPI(t)
 	a.send("m", "X-Broker-Metadata-Headers: transfer-ENCODING, Host, Content-Length, content-type, User-Agent, x-broker-producer-token, "+
-		"X-Broker-Metadata-Headers, X-Request-ID, X-Hop, Connection, b@d, X-A X-B, X-Tenant", "X-Hop: 1", "Connection: x-hop", "X-Request-ID: mine",
+		"X-Broker-Metadata-Headers, X-Request-ID, X-Hop, Connection, b@d, X-A X-B, webhook-ID, Webhook-Signature, X-Tenant", "X-Hop: 1", "Webhook-Id: 1", "Webhook-Signature: v1,", "Connection: x-hop", "X-Request-ID: mine",
 		"Content-Type: text/plain", "X-Tenant: one")
 	if h := fmt.Sprint(a.get("/channel/c/message/m").want(200).json()["Headers"]); h != "map[X-Tenant:one]" {
 		t.Errorf("the headers are %s", h)

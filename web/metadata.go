@@ -54,7 +54,7 @@ func metadataHeaders(h http.Header) (map[string]string, error) {
 			return nil, badRequest(headerMetadata + " names more than 64 headers")
 		}
 		values := h[canonical]
-		if len(values) == 0 || !isToken(name) || notMetadata[canonical] || strings.HasPrefix(canonical, "X-Broker-") || isConnectionOption(h, canonical) {
+		if len(values) == 0 || !isToken(name) || notMetadata[canonical] || strings.HasPrefix(canonical, "X-Broker-") || strings.HasPrefix(canonical, prefixWebhook) || isConnectionOption(h, canonical) {
 			continue
 		}
 		value := strings.Join(values, ", ")

@@ -26,6 +26,7 @@ func (s *Server) routes() *mux.Router {
 		{"GET", "/producers", s.listProducers},
 		{"GET", "/producer/{producerId}", s.getProducer},
 		{"PUT", "/producer/{producerId}", s.admin(s.putProducer)},
+		{"POST", "/producer/{producerId}/signing-secret", s.producerSecret},
 		{"GET", "/channels", s.listChannels},
 		{"GET", channel, s.getChannel},
 		{"PUT", channel, s.admin(s.putChannel)},
@@ -33,6 +34,7 @@ func (s *Server) routes() *mux.Router {
 		{"GET", consumer, s.getConsumer},
 		{"PUT", consumer, s.admin(s.putConsumer)},
 		{"DELETE", consumer, s.admin(s.deleteConsumer)},
+		{"POST", consumer + "/signing-secret", s.consumerSecret},
 
 		{"POST", channel + "/broadcast", s.broadcast},
 		{"GET", channel + "/message/{messageId}", s.getMessage},

@@ -31,7 +31,7 @@ type Config struct {
 	DatabaseDSN            string `group:"Database" secret:"" placeholder:"DSN" allowed:"user:password@tcp(host:port)/database" help:"The database: user:password@tcp(host:port)/database. Empty: a private server under the data folder."`
 	DatabaseMaxConnections int    `group:"Database" default:"32" allowed:"a whole number from 4 to 10000" help:"Connections to the database at a time, of this instance."`
 	AutoMigrate            bool   `group:"Database" default:"false" allowed:"true or false" help:"Bring the schema up to date at the start. A private database always is."`
-	SealKey                string `group:"Database" secret:"" placeholder:"BASE64,..." allowed:"32 bytes in base64, or several such keys with commas between" help:"Keys for the consumer tokens in the database, 32 bytes in base64 each: the first seals, all open. Empty: a key that the database keeps; that one always opens too."`
+	SealKey                string `group:"Database" secret:"" placeholder:"BASE64,..." allowed:"32 bytes in base64, or several such keys with commas between" help:"Keys for the consumer tokens and signing secrets in the database, 32 bytes in base64 each: the first seals, all open. Empty: a key that the database keeps; that one always opens too."`
 	DataDir                string `group:"Database" default:"./.redrive" placeholder:"FOLDER" allowed:"the path of a folder" help:"For the private database and for archives."`
 
 	HTTPListen string `group:"HTTP" default:"${http_listen}" placeholder:"HOST:PORT" allowed:"host:port or :port, the port a number from 0 to 65535" help:"Address to serve on."`

@@ -139,7 +139,10 @@ func (a *App) prepareOnce(ctx context.Context, dsn string) error {
 	if err := a.store.EnsureEngineTables(ctx); err != nil {
 		return err
 	}
-	if err := a.tokensOpen(ctx); err != nil || a.seed == nil {
+	if err := a.secretsOpen(ctx); err != nil {
+		return err
+	}
+	if err := a.ensureSigning(ctx); err != nil || a.seed == nil {
 		return err
 	}
 	created, err := a.seed.plant(ctx, a.store)
@@ -180,9 +183,9 @@ func (a *App) packetFits(ctx context.Context) error {
 	return nil
 }
 
-// tokensOpen checks that this instance can open every consumer's token: one that cannot had better not start. What
-// becomes unreadable later, as another instance was given another key, costs that consumer alone.
-func (a *App) tokensOpen(ctx context.Context) error {
+// secretsOpen checks that this instance can open every consumer's token and every signing secret: one that cannot had better
+// not start. What becomes unreadable later, as another instance was given another key, costs that consumer or producer alone.
+func (a *App) secretsOpen(ctx context.Context) error {
 	catalog, err := a.store.Catalog(ctx)
 	if err != nil {
 		return err
@@ -193,11 +196,35 @@ func (a *App) tokensOpen(ctx context.Context) error {
 			sealed = append(sealed, k.ChannelID+"/"+k.ID)
 		}
 	}
+	slices.Sort(sealed)
+	for _, p := range catalog.Producers() {
+		if p.Sealed {
+			sealed = append(sealed, p.ID)
+		}
+	}
 	if len(sealed) == 0 {
 		return nil
 	}
-	slices.Sort(sealed)
-	return settingError("SealKey", fmt.Sprintf("none of its keys, nor the database's own, opens the tokens of %d consumers, the first of them %q", len(sealed), sealed[0]))
+	return settingError("SealKey", fmt.Sprintf("none of its keys, nor the database's own, opens what is sealed of %d consumers and producers, the first of them %q", len(sealed), sealed[0]))
+}
+
+// signingBatch bounds the consumers that one transaction gives their first signing secret.
+const signingBatch = 500
+
+// ensureSigning gives consumers that were made by a version without signatures their first signing secret. It comes after
+// secretsOpen: a wrong key must not seal anything.
+func (a *App) ensureSigning(ctx context.Context) error {
+	for more := true; more; {
+		made, left, err := a.store.EnsureSigningSecrets(ctx, signingBatch)
+		if err != nil {
+			return err
+		}
+		if made > 0 {
+			a.log.Info("consumers were given signing secrets", "consumers", made)
+		}
+		more = left
+	}
+	return nil
 }
 
 // schema checks the schema and, where that is wanted, brings it up to date.
