@@ -231,7 +231,7 @@ func (a *acceptor) settle(p *accepting, token uint64, began time.Time, err error
 		case place != nil:
 			place.push(leased{storage.ClaimedJob{ID: job.ID, ConsumerKey: k.Key, ChannelKey: p.Channel.Key, MessageID: p.MessageID,
 				ContentType: p.ContentType, Priority: p.Priority, Headers: p.Headers, Body: p.Body, Token: token}, began})
-		case k.Type == storage.TypePush:
+		default:
 			a.dispatcher.wake(k.Key)
 		}
 	}

@@ -44,7 +44,7 @@ func New(o Options) (*Broker, error) {
 	}
 	b := &Broker{o: o, metrics: m}
 	b.finisher = newFinisher(o, m)
-	b.dispatcher = newDispatcher(o, m, newPusher(o, m), b.finisher)
+	b.dispatcher = newDispatcher(o, m, b.finisher)
 	b.finisher.retriesIn = b.dispatcher.expect
 	b.acceptor = newAcceptor(o, m, b.dispatcher)
 	b.sweeper = newSweeper(o, m, b.dispatcher)

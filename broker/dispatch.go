@@ -16,13 +16,16 @@ const (
 	claimRest = 500 * time.Millisecond
 )
 
-// dispatcher gets jobs to consumers: it keeps a lane for each push consumer, which claims jobs as slots come free, and
-// runs the attempts.
+// dispatcher gets jobs done: it keeps a lane for each push consumer and each engine that this instance has, which claims
+// jobs as slots come free, and runs the attempts.
 type dispatcher struct {
-	o        Options
-	metrics  *metrics
-	pusher   *pusher
-	finisher *finisher
+	o         Options
+	metrics   *metrics
+	pusher    *pusher
+	attempter *attempter
+	finisher  *finisher
+	push      *means
+	engines   map[string]*means
 
 	mu    sync.Mutex
 	lanes map[uint32]*lane
@@ -35,8 +38,10 @@ type dispatcher struct {
 	attempts     sync.WaitGroup
 }
 
-func newDispatcher(o Options, m *metrics, p *pusher, f *finisher) *dispatcher {
-	return &dispatcher{o: o, metrics: m, pusher: p, finisher: f, lanes: map[uint32]*lane{}}
+func newDispatcher(o Options, m *metrics, f *finisher) *dispatcher {
+	p := newPusher(o)
+	return &dispatcher{o: o, metrics: m, pusher: p, attempter: &attempter{o, m}, finisher: f,
+		push: p.means(), engines: engineMeans(o), lanes: map[uint32]*lane{}}
 }
 
 func (d *dispatcher) start(ctx context.Context) {
@@ -65,8 +70,13 @@ func (d *dispatcher) stop(ctx context.Context) {
 	d.pusher.close()
 }
 
-// lane returns the consumer's lane, begun if need be; nil while the dispatcher stops.
+// lane returns the consumer's lane, begun if need be; nil while the dispatcher stops, and where its jobs are not done
+// from here.
 func (d *dispatcher) lane(k *storage.Consumer) *lane {
+	m := d.meansOf(k)
+	if m == nil {
+		return nil
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.claiming == nil || d.claiming.Err() != nil {
@@ -74,7 +84,7 @@ func (d *dispatcher) lane(k *storage.Consumer) *lane {
 	}
 	l := d.lanes[k.Key]
 	if l == nil {
-		l = newLane(d, k)
+		l = newLane(d, k, m)
 		d.lanes[k.Key] = l
 		d.laneRuns.Go(func() { l.run(d.claiming) })
 	}
@@ -88,27 +98,34 @@ func (d *dispatcher) existing(consumerKey uint32) *lane {
 	return d.lanes[consumerKey]
 }
 
-// pushable tells consumers that this instance may push to. One whose token it cannot open is other instances' business.
-func pushable(k *storage.Consumer) bool { return k.Type == storage.TypePush && !k.Sealed }
+// meansOf is how the consumer's jobs are done from here; nil: they are not. A push consumer whose token this instance cannot
+// open is other instances' business; an engine needs none.
+func (d *dispatcher) meansOf(k *storage.Consumer) *means {
+	switch {
+	case k.Type == storage.TypePush && !k.Sealed:
+		return d.push
+	case k.Type == storage.TypeEngine:
+		return d.engines[k.ID]
+	}
+	return nil
+}
 
-// follow keeps the lanes to what the catalog says: one for each push consumer, none for others.
+// follow keeps the lanes to what the catalog says: one for each consumer whose jobs are done from here.
 func (d *dispatcher) follow(catalog *storage.Catalog) {
 	for k := range catalog.Consumers {
-		if pushable(k) {
-			d.lane(k)
-		}
+		d.lane(k)
 	}
 	for _, l := range d.endOthers(catalog) {
 		l.handBack(0)
 	}
 }
 
-// endOthers ends and returns the lanes of consumers that were deleted or cannot be pushed to any more.
+// endOthers ends and returns the lanes of consumers that were deleted or whose jobs are not done from here any more.
 func (d *dispatcher) endOthers(catalog *storage.Catalog) (ended []*lane) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for key, l := range d.lanes {
-		if k, ok := catalog.ConsumerByKey(key); !ok || !pushable(k) {
+		if k, ok := catalog.ConsumerByKey(key); !ok || d.meansOf(k) == nil {
 			l.end()
 			delete(d.lanes, key)
 			ended = append(ended, l)
@@ -117,13 +134,10 @@ func (d *dispatcher) endOthers(catalog *storage.Catalog) (ended []*lane) {
 	return ended
 }
 
-// reserve promises a place for a job that is about to be stored for the consumer, if it should be pushed from here at
+// reserve promises a place for a job that is about to be stored for the consumer, if it should be attempted from here at
 // once: the consumer has a place free and no backlog that was there first. It returns the lane whose push or release
 // redeems the promise, or nil.
 func (d *dispatcher) reserve(k *storage.Consumer) *lane {
-	if !pushable(k) {
-		return nil
-	}
 	if l := d.lane(k); l != nil && l.reserve() {
 		return l
 	}

@@ -24,13 +24,13 @@ const (
 type finisher struct {
 	o        Options
 	metrics  *metrics
-	others   *outcomes // deliveries, and jobs that are handed back
-	failures *outcomes
+	others   *outcomes // deliveries, and jobs that are handed back at once
+	failures *outcomes // and jobs that are handed back for later
 	lanes    sync.WaitGroup
 	writing  context.Context // ends when even the last writes are given up
 	giveUp   context.CancelFunc
 
-	// retriesIn is told, after the commit, of a consumer's retry that becomes due in so long.
+	// retriesIn is told, after the commit, of a consumer's job that becomes due in so long.
 	retriesIn func(consumerKey uint32, wait time.Duration)
 }
 
@@ -49,7 +49,7 @@ func (f *finisher) start(ctx context.Context) {
 
 // add hands in an outcome. All attempts have ended before the finisher stops, so none is added after that.
 func (f *finisher) add(o storage.Outcome) {
-	if o.Verdict == storage.RetryLater || o.Verdict == storage.Die {
+	if o.Verdict == storage.RetryLater || o.Verdict == storage.Die || o.Delay > 0 {
 		f.failures.add(o)
 		return
 	}
@@ -137,7 +137,8 @@ func (f *finisher) written(batch, lost []storage.Outcome, took time.Duration) {
 	retries := map[uint32]time.Duration{}
 	for _, o := range batch {
 		changed[o.Verdict]++
-		if wait, known := retries[o.ConsumerKey]; o.Verdict == storage.RetryLater && (!known || o.Delay < wait) {
+		later := o.Verdict == storage.RetryLater || o.Verdict == storage.HandBack && o.Delay > 0
+		if wait, known := retries[o.ConsumerKey]; later && (!known || o.Delay < wait) {
 			retries[o.ConsumerKey] = o.Delay
 		}
 	}

@@ -19,10 +19,11 @@ const (
 	dueStep    = 10 * time.Millisecond // retries that become due within it of each other are claimed together
 )
 
-// lane gets one consumer's jobs delivered: it bounds the attempts under way, keeps the few leased jobs that wait for a
+// lane gets one consumer's jobs done: it bounds the attempts under way, keeps the few leased jobs that wait for a
 // slot, and claims from the backlog as places come free.
 type lane struct {
 	d        *dispatcher
+	means    *means
 	consumer atomic.Pointer[storage.Consumer] // the latest version
 	wakeup   chan struct{}                    // holds a token when there may be work
 	sooner   chan struct{}                    // holds a token when due was brought forward
@@ -30,7 +31,7 @@ type lane struct {
 	endOnce  sync.Once
 
 	mu       sync.Mutex
-	busy     int           // attempts under way, at most Concurrency
+	busy     int           // attempts under way, at most means.concurrency
 	reserved int           // places promised to jobs that are being stored or claimed
 	queue    []leased      // jobs that wait for a slot
 	backlog  bool          // QUEUED jobs wait, as far as is known: then new ones queue up behind them
@@ -49,8 +50,8 @@ type leased struct {
 	since time.Time
 }
 
-func newLane(d *dispatcher, k *storage.Consumer) *lane {
-	l := &lane{d: d, wakeup: make(chan struct{}, 1), sooner: make(chan struct{}, 1), ended: make(chan struct{}), claimSize: claimMost}
+func newLane(d *dispatcher, k *storage.Consumer, m *means) *lane {
+	l := &lane{d: d, means: m, wakeup: make(chan struct{}, 1), sooner: make(chan struct{}, 1), ended: make(chan struct{}), claimSize: claimMost}
 	l.consumer.Store(k)
 	return l
 }
@@ -59,8 +60,8 @@ func (l *lane) end() { l.endOnce.Do(func() { close(l.ended) }) }
 
 // places is the number of jobs that the lane may hold beyond those it holds or has promised to hold. l.mu is held.
 func (l *lane) places() int {
-	most := l.d.o.Concurrency
-	if l.pace > 0 {
+	most := l.means.concurrency
+	if l.means.mayWait && l.pace > 0 {
 		waiting := min(queueMost, int(int64(queueWait)*int64(most)/int64(l.pace)))
 		if l.size > 0 {
 			waiting = min(waiting, queueBytes/l.size)
@@ -142,7 +143,7 @@ func (l *lane) release(n int) {
 // signalIfWorthwhile wakes the lane for its backlog when a slot is idle, or enough places are free for a claim of some
 // size. l.mu is held.
 func (l *lane) signalIfWorthwhile() {
-	if free := l.places(); l.backlog && free > 0 && (l.busy+l.reserved < l.d.o.Concurrency || free >= l.d.o.Concurrency/2) {
+	if free := l.places(); l.backlog && free > 0 && (l.busy+l.reserved < l.means.concurrency || free >= l.means.concurrency/2) {
 		l.signal()
 	}
 }
@@ -153,7 +154,7 @@ func (l *lane) push(p leased) {
 	defer l.mu.Unlock()
 	l.reserved--
 	l.size += (len(p.job.Body) - l.size) / 8
-	if l.busy >= l.d.o.Concurrency {
+	if l.busy >= l.means.concurrency {
 		l.queue = append(l.queue, p)
 		return
 	}
@@ -165,7 +166,7 @@ func (l *lane) push(p leased) {
 func (l *lane) work(p leased) {
 	for more := true; more; {
 		began := time.Now()
-		outcome := l.d.pusher.attempt(l.d.attempting, l.consumer.Load(), p.job, p.since)
+		outcome := l.d.attempter.attempt(l.d.attempting, l.means, l.consumer.Load(), p.job, p.since)
 		l.d.finisher.add(outcome)
 		p, more = l.next(time.Since(began))
 	}

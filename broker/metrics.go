@@ -30,7 +30,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		unwritten: counter("redrive_unwritten_outcomes_total", "Outcomes that could not be written; the jobs are attempted again."),
 		scheduled: counter("redrive_scheduled_messages_dispatched_total", "Scheduled messages whose jobs were made."),
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "redrive_attempts_total",
-			Help: "Attempts to push a job, by result and class of failure."}, []string{"result", "class"}),
+			Help: "Attempts at a job, by result and class of failure."}, []string{"result", "class"}),
 		reaped: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "redrive_leases_reaped_total",
 			Help: "Jobs taken back because their lease ran out."}, []string{"result"}),
 		acceptDuration:  histogram("redrive_accept_duration_seconds", "Time of a transaction that stores broadcasts.", seconds),

@@ -27,6 +27,8 @@ type Options struct {
 	SchedulerInterval time.Duration // how often due scheduled messages are looked for; default 1 s
 	Concurrency       int           // attempts at a time for each consumer, in this instance; default 64
 
+	Engines map[string]Engine // that this instance has, by their names; default none
+
 	AllowPrivateDestinations bool   // push to loopback, private and link-local addresses
 	ConsumerTokenHeader      string // default X-Broker-Consumer-Token
 	UserAgent                string // default Redrive
@@ -80,7 +82,9 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Concurrency < 0 {
 		return o, fmt.Errorf("broker: a concurrency of %d", o.Concurrency)
 	}
-	return o, nil
+	var err error
+	o.Engines, err = o.enginesWithDefaults()
+	return o, err
 }
 
 // The column that counts retries holds 16 bits.

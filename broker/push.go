@@ -7,35 +7,18 @@ import (
 	"crypto/x509"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"code.dny.dev/ssrf"
 	"github.com/rs/xid"
 
+	"github.com/redrive-mq/redrive/internal/outbound"
 	"github.com/redrive-mq/redrive/storage"
-)
-
-// Classes of failed attempts: a closed set, used as label values and stored with the job.
-const (
-	classRedirect = "http_3xx"
-	classClient   = "http_4xx"
-	classServer   = "http_5xx"
-	classOther    = "http_other"
-	classTimeout  = "timeout"
-	classDNS      = "dns"
-	classTLS      = "tls"
-	classConnect  = "connect"
-	classBlocked  = "blocked_address"
-	classRequest  = "bad_request"
-	classExpired  = "lease_ended"
-	classAborted  = "aborted"
 )
 
 const (
@@ -43,81 +26,29 @@ const (
 	answerDrained = 64 << 10 // bytes of an answer that are read to use its connection again
 )
 
-// pusher makes attempts: one HTTP POST each.
+// pusher does jobs by one HTTP POST each.
 type pusher struct {
-	o        Options
-	metrics  *metrics
-	schedule Schedule
-	client   *http.Client
+	o      Options
+	client *http.Client
 }
 
-func newPusher(o Options, m *metrics) *pusher {
-	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}
-	if !o.AllowPrivateDestinations {
-		// Checked on the address that is dialled, so a name that resolves to another address later is covered.
-		dialer.Control = ssrf.New(ssrf.WithAnyPort(), ssrf.WithNetworks("tcp4", "tcp6")).Safe
-	}
-	transport := &http.Transport{
-		Proxy:                  nil, // through a proxy the dialled address would be the proxy's
-		DialContext:            dialer.DialContext,
-		MaxIdleConns:           0, // bounded by each host's
-		MaxIdleConnsPerHost:    o.Concurrency,
-		IdleConnTimeout:        90 * time.Second,
-		TLSHandshakeTimeout:    10 * time.Second,
-		DisableCompression:     true,
-		ForceAttemptHTTP2:      true,
-		MaxResponseHeaderBytes: 64 << 10,
-	}
-	return &pusher{o: o, metrics: m, schedule: o.Backoff, client: &http.Client{
-		Transport: transport,
-		CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse // a redirect is an answer like any other: not a 2xx
-		},
-	}}
+func newPusher(o Options) *pusher {
+	return &pusher{o: o, client: outbound.NewClient(outbound.Options{
+		AllowPrivate: o.AllowPrivateDestinations, IdlePerHost: o.Concurrency,
+	})}
 }
 
 func (p *pusher) close() { p.client.CloseIdleConnections() }
 
-// failure is why an attempt did not deliver.
-type failure struct{ class, text string }
+// means are how the jobs of push consumers are done.
+func (p *pusher) means() *means {
+	return &means{do: p.push, maxRetry: p.o.MaxRetry, schedule: p.o.Backoff, concurrency: p.o.Concurrency, mayWait: true}
+}
 
-// attempt pushes a job once, within its lease, and says what is to become of it.
-func (p *pusher) attempt(ctx context.Context, k *storage.Consumer, job storage.ClaimedJob, since time.Time) storage.Outcome {
-	outcome := storage.Outcome{JobID: job.ID, Token: job.Token, ConsumerKey: job.ConsumerKey}
-	began := time.Now()
-	p.metrics.inflight.Inc()
-	defer p.metrics.inflight.Dec()
-	// All of the attempt must fit in what is left of the lease, so that nobody else has the job meanwhile.
-	timeout := min(p.o.DeliveryTimeout, p.o.lease()-began.Sub(since))
-	if timeout <= 0 {
-		outcome.Verdict = storage.HandBack
-		p.report(k, job, outcome, failure{classExpired, "the claim took longer than the lease"}, 0, began)
-		return outcome
-	}
-	attemptCtx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	got, fail := p.post(attemptCtx, k, job)
-	outcome.Attempt = &storage.Attempt{Code: got.code, Duration: time.Since(began), Answer: got.answer, Retry: int(job.RetryAttemptCount), MessageID: job.MessageID}
-	switch {
-	case fail == nil:
-		outcome.Verdict = storage.Delivered
-		fail = &failure{}
-	case ctx.Err() != nil:
-		fail.class = classAborted
-		outcome.Verdict = storage.HandBack
-	case timeout < p.o.DeliveryTimeout && attemptCtx.Err() != nil:
-		// The claim took so long that the consumer did not have its time: not its failure.
-		fail.class = classExpired
-		outcome.Verdict = storage.HandBack
-	case int(job.RetryAttemptCount) >= p.o.MaxRetry:
-		outcome.Verdict = storage.Die
-	default:
-		outcome.Verdict = storage.RetryLater
-		outcome.Delay = p.schedule.Wait(int(job.RetryAttemptCount))
-	}
-	outcome.ErrorClass, outcome.Error = fail.class, fail.text
-	p.report(k, job, outcome, *fail, got.code, began)
-	return outcome
+// push does a job.
+func (p *pusher) push(ctx context.Context, k *storage.Consumer, job storage.ClaimedJob) result {
+	got, fail := p.post(ctx, k, job)
+	return result{fail: fail, reply: &got}
 }
 
 // reply is what a destination answered.
@@ -229,28 +160,4 @@ func printable(s string) string {
 		}
 		return r
 	}, strings.ToValidUTF8(s, "\uFFFD"))
-}
-
-// report tells of an attempt: one event with all that is known.
-func (p *pusher) report(k *storage.Consumer, job storage.ClaimedJob, o storage.Outcome, fail failure, code int, began time.Time) {
-	level, result := slog.LevelInfo, "retry"
-	switch o.Verdict {
-	case storage.Delivered:
-		level, result = slog.LevelDebug, "delivered"
-	case storage.Die:
-		level, result = slog.LevelWarn, "dead"
-	case storage.HandBack:
-		result = "handed_back"
-	}
-	took := time.Since(began)
-	p.metrics.attempts.WithLabelValues(result, fail.class).Inc()
-	p.metrics.attemptDuration.Observe(took.Seconds())
-	if !p.o.Log.Enabled(context.Background(), level) {
-		return
-	}
-	p.o.Log.LogAttrs(context.Background(), level, "attempt",
-		slog.String("result", result), slog.String("job", job.ID.String()), slog.String("message", job.MessageID),
-		slog.String("channel", k.ChannelID), slog.String("consumer", k.ID), slog.Int("retry", int(job.RetryAttemptCount)),
-		slog.Int("code", code), slog.String("class", fail.class), slog.String("error", fail.text),
-		slog.Duration("took", took), slog.Duration("next", o.Delay))
 }

@@ -112,7 +112,6 @@ func (s *sweeper) lookForWork(ctx context.Context) error {
 			w.Ready = w.Ready || reaped
 		}
 		switch {
-		case k.Type != storage.TypePush:
 		case w.Ready, w.NextDue != nil && *w.NextDue <= 0:
 			s.dispatcher.wake(k.Key)
 		case w.NextDue != nil && *w.NextDue < s.o.PollInterval:

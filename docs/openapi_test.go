@@ -57,6 +57,7 @@ func TestEveryRowOfTheContractIsDescribed(t *testing.T) {
 		"/channel/{channelId}/consumer/{consumerId}/job/{jobId}":                  "DELETE GET POST",
 		"/channel/{channelId}/consumer/{consumerId}/job/{jobId}/requeue-dead-job": "POST",
 		"/channel/{channelId}/consumer/{consumerId}/dlq":                          "DELETE GET POST",
+		"/api/alerts":                      "POST",
 		"/api/dlq":                         "GET POST",
 		"/api/dlq/expire":                  "POST",
 		"/api/dlq/{engine}/{rowKey}":       "GET PATCH",
@@ -240,6 +241,18 @@ func TestWhatTheContractAllowsIsValid(t *testing.T) {
 			method: "GET", target: "/job-status", status: 200, answerHeader: answerHeader(jsonType),
 			answer: `{"order-events":{"payment-service":[{"status":"DEAD","count":1,"oldestItemTimestamp":"2026-11-21T11:28:00Z","newestItemTimestamp":"2026-11-21T11:28:00Z"}]}}`,
 		},
+		"Alertmanager's alerts": {
+			method: "POST", target: "/api/alerts", header: http.Header{"Content-Type": {jsonType}},
+			body:   `{"version":"4","more":1,"alerts":[{"status":"firing","labels":{"a":"b"},"startsAt":"2026-11-21T11:28:00.1Z","endsAt":"0001-01-01T00:00:00Z"}]}`,
+			status: 202, answerHeader: answerHeader(jsonType),
+			answer: `{"status":"Succeeded","correlationId":"r","timestamp":"2026-11-21T11:28:00Z","data":{"received":1,"queued":1,"repeated":0}}`,
+		},
+		"an alert of Azure Monitor": {
+			method: "POST", target: "/api/alerts?token=t", header: http.Header{"Content-Type": {jsonType}},
+			body:   `{"schemaId":"azureMonitorCommonAlertSchema","data":{"essentials":{"alertId":"/a","severity":null,"monitorCondition":"Fired"},"alertContext":null}}`,
+			status: 401, answerHeader: answerHeader(problemType, "WWW-Authenticate", "Bearer"),
+			answer: `{"type":"about:blank","title":"Unauthorized","status":401,"requestId":"r"}`,
+		},
 		"metrics": {
 			method: "GET", target: "/metrics", status: 200, answer: "dead_job_count 1\n",
 			answerHeader: answerHeader("text/plain; version=0.0.4; charset=utf-8; escaping=underscores"),
@@ -303,6 +316,7 @@ func TestWhatTheContractForbidsIsNot(t *testing.T) {
 		"a schedule that is no time":      {method: "POST", target: "/channel/c/broadcast", header: http.Header{"X-Broker-Producer-Id": {"p"}, "X-Broker-Scheduled-For": {"soon"}}},
 		"a limit below 0":                 {method: "GET", target: consumerPath + "/queued-jobs?limit=-1"},
 		"a state nobody knows":            {method: "POST", target: consumerPath + "/job/x", header: http.Header{"Content-Type": {"application/json"}}, body: `{"NextState":"LOST"}`},
+		"alerts of a version to come":     {method: "POST", target: "/api/alerts", header: http.Header{"Content-Type": {jsonType}}, body: `{"version":"5","alerts":[]}`},
 		"a delete without a precondition": {method: "DELETE", target: consumerPath},
 	}
 	for name, e := range requests {

@@ -97,4 +97,4 @@ func Example() {
 // noQueue is for runtimes that get their messages by hand.
 type noQueue struct{}
 
-func (noQueue) Put(context.Context, string, string, string, []byte) error { return nil }
+func (noQueue) Put(context.Context, string, string, string, []byte) (bool, error) { return true, nil }

@@ -14,8 +14,6 @@ import (
 	"github.com/redrive-mq/redrive/storage/storagetest"
 )
 
-func TestMain(m *testing.M) { storagetest.Main(m) }
-
 func openStore(t *testing.T) *storage.Store {
 	t.Helper()
 	s, err := storage.Open(storage.Options{DSN: storagetest.DSN(t), Log: slog.New(slog.DiscardHandler)})

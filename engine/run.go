@@ -170,8 +170,8 @@ func (rt *Runtime) orchestrate(d Definition) durable.Orchestration {
 		if d.Registry {
 			end.Unlock, end.JobID = r.InstanceID, r.ID()
 		}
-		if err := c.Detached().Call(activityEnd, end, nil, patient); err != nil {
-			return result{State: stateFailed, Error: "its history could not be written: " + err.Error()}, nil
+		if failure := c.Detached().Call(activityEnd, end, nil, patient); failure != nil {
+			return result{State: stateFailed, Error: "its history could not be written: " + failure.Error()}, nil //nolint:nilerr // a result tells of it
 		}
 		out := result{State: stateDone, Duration: last.Duration}
 		if err != nil {

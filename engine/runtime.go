@@ -31,8 +31,8 @@ type RuntimeOptions struct {
 // Queue takes messages for engines.
 type Queue interface {
 	// Put makes an engine's queue, if it is not there, and stores a message in it. One whose id was put before is left
-	// out, and that is no error.
-	Put(ctx context.Context, engine, queue, messageID string, body []byte) error
+	// out: created is false, and that is no error.
+	Put(ctx context.Context, engine, queue, messageID string, body []byte) (created bool, err error)
 }
 
 // Runtime executes engines: at least once for each message of their queues, one run at a time of each instance, and
@@ -47,9 +47,11 @@ type Runtime struct {
 	engines map[string]Definition
 	started bool
 
-	cancel context.CancelFunc
-	work   sync.WaitGroup
-	ended  chan error // of Durable.Run
+	stopping context.Context // ends with Stop: nothing waits for a run any more
+	stop     context.CancelFunc
+	cancel   context.CancelFunc
+	work     sync.WaitGroup
+	ended    chan error // of Durable.Run
 }
 
 // NewRuntime checks the options and registers the metrics.
@@ -64,6 +66,7 @@ func NewRuntime(o RuntimeOptions) (*Runtime, error) {
 		o.Log = slog.Default()
 	}
 	rt := &Runtime{o: o, log: o.Log, engines: map[string]Definition{}, ended: make(chan error, 1)}
+	rt.stopping, rt.stop = context.WithCancel(context.Background())
 	var err error
 	if rt.metrics, err = newRuntimeMetrics(o.Registerer); err != nil {
 		return nil, err
@@ -84,7 +87,7 @@ func (rt *Runtime) Register(d Definition) error {
 	if err != nil {
 		return err
 	}
-	if rt.queueOf(d.Name) == "" {
+	if rt.QueueOf(d.Name) == "" {
 		return fmt.Errorf("engine %q: it has no queue", d.Name)
 	}
 	rt.mu.Lock()
@@ -122,7 +125,8 @@ func (rt *Runtime) engine(name string) (Definition, bool) {
 	return d, ok
 }
 
-func (rt *Runtime) queueOf(engine string) string { return rt.o.Context.Engines[engine].Queue }
+// QueueOf is the queue of an engine; empty: the context has no such engine, or it has none.
+func (rt *Runtime) QueueOf(engine string) string { return rt.o.Context.Engines[engine].Queue }
 
 // Start executes what is under way, runs timed engines, and removes ended orchestrations, until Stop. It is called once.
 func (rt *Runtime) Start(ctx context.Context) {
@@ -142,6 +146,7 @@ func (rt *Runtime) Start(ctx context.Context) {
 // Stop ends it: steps under way may end within the durable runner's StopTimeout, what is not done goes on elsewhere or
 // at the next start. It waits at most until ctx ends.
 func (rt *Runtime) Stop(ctx context.Context) error {
+	rt.stop()
 	if rt.cancel == nil {
 		return nil
 	}

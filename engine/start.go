@@ -53,7 +53,7 @@ func (rt *Runtime) Begin(ctx context.Context, engine string, m Message) (Begun, 
 	if err := m.check(rt.o.Context.Operations(engine)); err != nil {
 		return Begun{}, fmt.Errorf("%w: %w", ErrBadMessage, err)
 	}
-	out := Begun{Message: m, Queue: rt.queueOf(engine)}
+	out := Begun{Message: m, Queue: rt.QueueOf(engine)}
 	var err error
 	if out.Done, err = rt.succeeded(ctx, engine, m); err != nil || out.Done {
 		return out, err
@@ -72,7 +72,8 @@ func (rt *Runtime) Begin(ctx context.Context, engine string, m Message) (Begun, 
 		return out, err
 	}
 	// The job that this makes finds the run, or its history.
-	return out, rt.put(ctx, engine, messageID(m), m)
+	_, err = rt.put(ctx, engine, messageID(m), m)
+	return out, err
 }
 
 func errOr(err, other error) error {
@@ -82,27 +83,27 @@ func errOr(err, other error) error {
 	return other
 }
 
-func (rt *Runtime) put(ctx context.Context, engine, id string, m Message) error {
+func (rt *Runtime) put(ctx context.Context, engine, id string, m Message) (created bool, err error) {
 	body, err := json.Marshal(m)
 	if err != nil {
-		return err
+		return false, err
 	}
-	return rt.o.Queue.Put(ctx, engine, rt.queueOf(engine), id, body)
+	return rt.o.Queue.Put(ctx, engine, rt.QueueOf(engine), id, body)
 }
 
 // messageID is the same for the same work.
 func messageID(m Message) string {
-	return fit(m.CorrelationID+"/"+m.Operation+"/"+m.InstanceID, maxID)
+	return fit(m.CorrelationID + "/" + m.Operation + "/" + m.InstanceID)
 }
 
 // instanceKey names the orchestration of an instance: at most one of a name is active.
 func instanceKey(engine, instanceID string) string {
-	return fit(engine+"-"+instanceID, durable.MaxInstanceID)
+	return fit(engine + "-" + instanceID)
 }
 
 // fit shortens a text of too many bytes to one that is as good as unique.
-func fit(text string, most int) string {
-	if len(text) <= most {
+func fit(text string) string {
+	if len(text) <= maxID { // bytes: durable.MaxInstanceID, too
 		return text
 	}
 	sum := sha256.Sum256([]byte(text))
@@ -110,17 +111,18 @@ func fit(text string, most int) string {
 }
 
 // Put puts a message into an engine's queue, without starting anything: it is attended to when its turn comes. The id is
-// the message's; one that was put before is left out. ErrUnknown, ErrElsewhere, ErrBadMessage, or the database's.
-func (rt *Runtime) Put(ctx context.Context, engine, id string, m Message) error {
+// the message's; one that was put before is left out, and created is false. ErrElsewhere, ErrBadMessage, or the
+// database's, after which it may have been put.
+func (rt *Runtime) Put(ctx context.Context, engine, id string, m Message) (created bool, err error) {
 	d, ok := rt.engine(engine)
 	if !ok {
-		return fmt.Errorf("%w: %q", ErrElsewhere, engine)
+		return false, fmt.Errorf("%w: %q", ErrElsewhere, engine)
 	}
 	m = m.or(rt.defaults(d, id))
 	if err := m.check(rt.o.Context.Operations(engine)); err != nil {
-		return fmt.Errorf("%w: %w", ErrBadMessage, err)
+		return false, fmt.Errorf("%w: %w", ErrBadMessage, err)
 	}
-	return rt.put(ctx, engine, fit(id, maxID), m)
+	return rt.put(ctx, engine, fit(id), m)
 }
 
 const timerTries = 4 // looks at the clock in an interval, 15 s apart at most
@@ -168,9 +170,9 @@ func (rt *Runtime) putTimed(ctx context.Context, d Definition, last time.Time) (
 		}
 	}
 	for _, instance := range instances {
-		id := fit("timer/"+slot.Format(time.RFC3339)+"/"+instance, maxID)
+		id := fit("timer/" + slot.Format(time.RFC3339) + "/" + instance)
 		m := Message{CorrelationID: id, InstanceID: instance, Input: json.RawMessage(`{"trigger":"timer"}`)}
-		if err := rt.put(ctx, d.Name, id, m.or(rt.defaults(d, id))); err != nil {
+		if _, err := rt.put(ctx, d.Name, id, m.or(rt.defaults(d, id))); err != nil {
 			return last, err
 		}
 	}

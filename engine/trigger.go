@@ -36,7 +36,8 @@ const (
 
 // Execute attends to a message of an engine's queue, as RFC-72 (1.2) says: it is done where the history has its correlation id;
 // otherwise an orchestration is started under the instance's id, or the one that is under way for this very message is
-// waited for. It returns Pending when ctx ends first: the run goes on, and the next Execute waits for it.
+// waited for. It returns Pending when ctx ends first, or the runtime stops: the run goes on, and the next Execute waits
+// for it.
 func (rt *Runtime) Execute(ctx context.Context, engine string, job storage.ClaimedJob) Outcome {
 	d, ok := rt.engine(engine)
 	if !ok {
@@ -49,6 +50,9 @@ func (rt *Runtime) Execute(ctx context.Context, engine string, job storage.Claim
 		rt.metrics.runs.WithLabelValues(d.Name, stateFatal).Inc()
 		return o
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(rt.stopping, cancel)()
 	ran, err := rt.attend(ctx, d, m)
 	switch {
 	case err != nil && (ctx.Err() != nil || storage.IsUnavailable(err)):

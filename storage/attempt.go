@@ -156,7 +156,7 @@ type operation struct {
 
 // recordBatches writes the history of an operation that worked in batches, also of one that broke off, and returns why
 // it did. One that changed nothing is not an operation.
-func (s *Store) recordBatches(ctx context.Context, consumerKey uint32, op operation, n int64, failure error) error {
+func (s *Store) recordBatches(ctx context.Context, op operation, n int64, failure error) error {
 	if n == 0 {
 		return failure
 	}
@@ -164,19 +164,10 @@ func (s *Store) recordBatches(ctx context.Context, consumerKey uint32, op operat
 	// What was done was done: that it is written down must not hang on a client that went away.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordWithin)
 	defer cancel()
-	return errOr(failure, s.recordOperationOf(ctx, s.db, consumerKey, op))
+	return errOr(failure, s.recordOperation(ctx, s.db, op))
 }
 
 const recordWithin = 5 * time.Second
-
-// recordOperationOf is recordOperation of an operation on a consumer.
-func (s *Store) recordOperationOf(ctx context.Context, q querier, consumerKey uint32, op operation) error {
-	err := q.QueryRowContext(ctx, `SELECT COALESCE((SELECT consumerId FROM consumer WHERE id = ?), '')`, consumerKey).Scan(&op.instance)
-	if err != nil {
-		return err
-	}
-	return s.recordOperation(ctx, q, op)
-}
 
 func (s *Store) recordOperation(ctx context.Context, q querier, op operation) error {
 	in := struct {

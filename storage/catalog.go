@@ -44,7 +44,7 @@ type Consumer struct {
 	ChannelID   string // of its channel, in a catalog
 	ID, Name    string
 	Type        ConsumerType
-	CallbackURL string
+	CallbackURL string    // empty of an engine
 	Token       string    // sent out with every push; a secret; empty where Sealed
 	ChangedAt   time.Time // as of Producer
 	// Signing signs what is pushed to it, in a catalog.
@@ -52,6 +52,14 @@ type Consumer struct {
 	// Sealed: none of this instance's keys opens its token, or one of its signing secrets. Nobody can prove to be it here, nothing can be pushed to
 	// it from here, and what needs neither goes on.
 	Sealed bool
+}
+
+// Engine is the engine whose dead letters and history its jobs are in: its own id where it is an engine.
+func (c *Consumer) Engine() string {
+	if c.Type == TypeEngine {
+		return c.ID
+	}
+	return EngineDelivery
 }
 
 // TokenMatches compares in constant time. No token matches that of a consumer that is Sealed.
@@ -255,7 +263,7 @@ func (c *Catalog) loadConsumers(ctx context.Context, q querier, seals *sealer, r
 		if ch, ok := c.channelByKey[k.ChannelKey]; ok {
 			k.ChannelID = ch.ID
 		}
-		if err := unopened[k]; err != nil {
+		if err := unopened[k]; err != nil && k.Type != TypeEngine { // nobody needs an engine's
 			report(k, err)
 		}
 		c.consumerByKey[k.Key] = k

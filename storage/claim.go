@@ -68,6 +68,14 @@ func (s *Store) Unclaim(ctx context.Context, consumerKey uint32, token uint64) e
 	})
 }
 
+// ExtendLease lets the lease of a job end in so long from now. False: it is no longer this one, or has ended and the job
+// was taken back.
+func (s *Store) ExtendLease(ctx context.Context, id ID, token uint64, by time.Duration) (bool, error) {
+	n, err := affected(ctx, s.db, `UPDATE job FORCE INDEX (PRIMARY) SET dueAt = NOW(6) + INTERVAL ? MICROSECOND
+		WHERE id = ? AND status = 1002 AND leaseToken = ?`, micros(by), id, token)
+	return n == 1, err
+}
+
 // claimable locks and lists jobs that may be claimed now.
 func claimable(ctx context.Context, tx *sql.Tx, consumerKey uint32, limit int) ([]ID, error) {
 	const due = `SELECT id FROM job FORCE INDEX (claim) WHERE consumerId = ? AND status = 1001 AND dueAt <= NOW(6)

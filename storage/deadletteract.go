@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"database/sql"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -76,7 +75,7 @@ func (s *Store) holdLetter(ctx context.Context, tx *sql.Tx, engine, rowKey strin
 		return nil, err
 	}
 	h := heldLetter{deadRow: deadRow{id: d.Job}}
-	if engine == EngineDelivery {
+	if tellsOf(rowKey, d.Job) {
 		err = tx.QueryRowContext(ctx, `SELECT status, consumerId, statusChangedAt, dlqCounted FROM job WHERE id = ? FOR UPDATE`, d.Job).
 			Scan(&h.status, &h.consumer, &h.at, &h.counted)
 		if err != nil && !errors.Is(err, sql.ErrNoRows) {
@@ -86,7 +85,7 @@ func (s *Store) holdLetter(ctx context.Context, tx *sql.Tx, engine, rowKey strin
 	if h.DeadLetter, err = s.letterFrom(ctx, tx, engine, rowKey, ` FOR UPDATE`); err != nil {
 		return nil, err
 	}
-	dead := h.status == StatusDead && h.Status == DLQPending && deliveryRowKey(h.id, h.at) == rowKey
+	dead := h.status == StatusDead && h.Status == DLQPending && deathRowKey(h.id, h.at) == rowKey
 	shelved := h.status == StatusShelved && h.Status != DLQPending && h.ResolvedAt != nil && h.ResolvedAt.Equal(h.at)
 	if !dead && !shelved {
 		h.status = 0
@@ -112,7 +111,7 @@ func (h *heldLetter) operation(name, by string, began stopwatch) operation {
 	return operation{engine: h.Engine, instance: h.InstanceID, name: name, by: by, rowKey: h.RowKey, job: h.Job, correlationID: h.CorrelationID, count: 1, began: began}
 }
 
-// ResolveDeadLetter resolves or expires a dead letter that is Pending. The job of a delivery is SHELVED with it: it is not
+// ResolveDeadLetter resolves or expires a dead letter that is Pending. A job whose death it tells of is SHELVED with it: it is not
 // dead any more, and a retry can still bring it back. ErrNotFound; ErrBadResolution where it is not Pending, or r.Status
 // is neither Resolved nor Expired.
 func (s *Store) ResolveDeadLetter(ctx context.Context, engine, rowKey string, r Resolution) (*DeadLetter, error) {
@@ -180,8 +179,8 @@ func tallyShelving(ctx context.Context, tx *sql.Tx, of map[uint32]shelving) erro
 	return counts.write(ctx, tx, 0)
 }
 
-// RetryDeadLetter sends what died back to its queue and resolves the dead letter, "Retried". A delivery's job, dead or
-// shelved, is QUEUED again under its own id. Of an engine's dead letter a new message is broadcast to the channel that
+// RetryDeadLetter sends what died back to its queue and resolves the dead letter, "Retried". A job of this broker, dead or
+// shelved, is QUEUED again under its own id. Of a dead letter from outside a new message is broadcast to the channel that
 // OriginalQueue names, with OriginalMessage as its body; ErrNoQueue where there is no such channel. A dead letter that was
 // retried before is left as it is: Again is false. ErrNotFound; ErrJobGone. by is at most 255 characters.
 func (s *Store) RetryDeadLetter(ctx context.Context, engine, rowKey, by string) (Retried, error) {
@@ -204,8 +203,8 @@ func (s *Store) RetryDeadLetter(ctx context.Context, engine, rowKey, by string) 
 		from := h.status
 		var msg *NewMessage
 		switch {
-		case engine != EngineDelivery:
-			if msg, err = messageOf(cat, h); err != nil {
+		case engine != EngineDelivery && !tellsOf(rowKey, h.Job):
+			if msg, err = jsonMessage(cat, h.OriginalQueue, "", h.OriginalMessage); err != nil {
 				return err
 			}
 			h.QueueMessageID = msg.Key.String()
@@ -241,41 +240,12 @@ func (s *Store) RetryDeadLetter(ctx context.Context, engine, rowKey, by string) 
 	return out, nil
 }
 
-// messageOf is the message that a dead letter without a job of its own becomes. It has no producer.
-func messageOf(cat *Catalog, h *heldLetter) (*NewMessage, error) {
-	channel, ok := cat.Channel(h.OriginalQueue)
-	if !ok {
-		return nil, ErrNoQueue
-	}
-	key := NewID()
-	body := h.OriginalMessage
-	if body == nil {
-		body = json.RawMessage(`null`)
-	}
-	m := &NewMessage{Key: key, ChannelKey: channel.Key, MessageID: key.String(), ContentType: "application/json", Body: body}
-	for _, k := range cat.ConsumersOf(channel) {
-		m.Jobs = append(m.Jobs, NewJob{ID: NewID(), ConsumerKey: k.Key})
-	}
-	return m, nil
-}
-
-func storeMessage(ctx context.Context, tx *sql.Tx, m *NewMessage) error {
-	msgs := []*NewMessage{m}
-	if err := insertMessages(ctx, tx, msgs); err != nil {
-		return err
-	}
-	if err := insertPayloads(ctx, tx, msgs); err != nil {
-		return err
-	}
-	return insertJobs(ctx, tx, m.Key[len(m.Key)-1], Lease{}, msgs)
-}
-
 // ExpireDeadLetters expires the dead letters that are Pending and whose last failure is longer ago than olderThan, of one
 // engine or, where engine is empty, of all, as ResolveDeadLetter does, and returns how many. It works in batches of a
 // transaction each; an error leaves what was committed. by is at most 255 characters.
 func (s *Store) ExpireDeadLetters(ctx context.Context, olderThan time.Duration, engine, by string) (int64, error) {
 	began := newStopwatch()
-	engines, err := s.enginesOf(ctx, engine, "")
+	engines, err := s.enginesOf(ctx, s.db, engine, "")
 	if err != nil {
 		return 0, err
 	}
@@ -294,7 +264,7 @@ func (s *Store) ExpireDeadLetters(ctx context.Context, olderThan time.Duration, 
 			}
 		}
 		total += n
-		if err = s.recordBatches(ctx, 0, op, n, err); err != nil {
+		if err = s.recordBatches(ctx, op, n, err); err != nil {
 			return total, err
 		}
 	}
@@ -333,7 +303,7 @@ func (s *Store) expireBatch(ctx context.Context, olderThan time.Duration, engine
 		shelved := map[uint32]shelving{}
 		var ids []ID
 		for _, r := range open {
-			if j, ok := dead[r.job]; ok && deliveryRowKey(r.job, j.at) == r.rowKey {
+			if j, ok := dead[r.job]; ok && deathRowKey(r.job, j.at) == r.rowKey {
 				ids = append(ids, r.job)
 				sh := shelved[j.consumer]
 				shelved[j.consumer] = shelving{sh.jobs + 1, sh.counted + j.counted}
@@ -366,10 +336,11 @@ func scanLetterRef(rows *sql.Rows) (r letterRef, err error) {
 	return r, r.job.Scan(job)
 }
 
+// jobsOf are the jobs whose deaths the dead letters tell of.
 func jobsOf(letters []letterRef) []ID {
 	var ids []ID
 	for _, r := range letters {
-		if r.engine == EngineDelivery && !r.job.IsZero() {
+		if tellsOf(r.rowKey, r.job) {
 			ids = append(ids, r.job)
 		}
 	}

@@ -91,7 +91,7 @@ func (s *Store) deliveredMessage(ctx context.Context, job ID) (json.RawMessage, 
 // Each engine and status is one probe of an index that ends after a page, whatever the filter leaves open, so the cost
 // is by engines and the page, not by the table.
 func (s *Store) ListDeadLetters(ctx context.Context, f DLQFilter, after *TableCursor, limit int) (rows []DeadLetter, more bool, err error) {
-	engines, err := s.enginesOf(ctx, f.Engine, f.InstanceID)
+	engines, err := s.enginesOf(ctx, s.db, f.Engine, f.InstanceID)
 	if err != nil || len(engines) == 0 {
 		return nil, false, err
 	}
@@ -151,7 +151,7 @@ func latestFirst(column, engine string, from, to *time.Time, after *TableCursor)
 // enginesOf lists the engines that have dead letters, of an instance where one is given. It skips from one to the next in
 // the index, a statement each: servers read the whole index where a skip begins at what another part of it found. An
 // engine that is given is all there is to look at.
-func (s *Store) enginesOf(ctx context.Context, engine, instance string) ([]string, error) {
+func (s *Store) enginesOf(ctx context.Context, q querier, engine, instance string) ([]string, error) {
 	if engine != "" {
 		return []string{engine}, nil
 	}
@@ -160,13 +160,13 @@ func (s *Store) enginesOf(ctx context.Context, engine, instance string) ([]strin
 	if instance != "" {
 		index, where, args = `instance`, `InstanceId = ? AND `, []any{instance}
 	}
-	return s.skipEngines(ctx, `SELECT PartitionKey FROM `+s.tables.dlq+` FORCE INDEX (`+index+`) WHERE `+where, args)
+	return skipEngines(ctx, q, `SELECT PartitionKey FROM `+s.tables.dlq+` FORCE INDEX (`+index+`) WHERE `+where, args)
 }
 
 // skipEngines runs a query for the next engine until there is none.
-func (s *Store) skipEngines(ctx context.Context, query string, args []any) (engines []string, err error) {
+func skipEngines(ctx context.Context, q querier, query string, args []any) (engines []string, err error) {
 	for last := ""; ; {
-		next, err := collect(ctx, s.db, scanString, query+`PartitionKey > ? ORDER BY PartitionKey LIMIT 1`, append(slices.Clone(args), last)...)
+		next, err := collect(ctx, q, scanString, query+`PartitionKey > ? ORDER BY PartitionKey LIMIT 1`, append(slices.Clone(args), last)...)
 		if err != nil || len(next) == 0 {
 			return engines, err
 		}

@@ -117,6 +117,9 @@ func TestPlansOfEngineTables(t *testing.T) {
 	p.served("a dead letter", 20, func() error { _, err := p.DeadLetter(p.ctx, "delivery", "r1"); return err })
 	p.served("a dry run", 4000, func() error { _, _, err := p.PruneDeadLetters(p.ctx, time.Hour, 100, true); return err })
 	p.served("pruning", 4000, func() error { _, _, err := p.PruneDeadLetters(p.ctx, time.Hour, 100, false); return err })
+	k := p.engine("hmac", "q")
+	p.served("an engine's drift", 15_000, func() error { _, _, err := p.DeadLetterDrift(p.ctx, k.Key); return err })
+	p.served("an engine's repair", 15_000, func() error { _, err := p.RepairDeadCount(p.ctx, k.Key); return err })
 	p.served("a retry", 100, func() error {
 		_, err := p.ResolveDeadLetter(p.ctx, "hmac", "r2", storage.Resolution{Status: storage.DLQResolved})
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"strings"
 	"time"
 )
 
@@ -87,7 +88,13 @@ func xidSQL(expr string) string {
 	return `LOWER(CONCAT(` + part("1", "5", "8", "") + `, ` + part("6", "5", "8", "") + `, ` + part("11", "2", "4", "0") + `))`
 }
 
-// deliveryRowKey is the row key of the record of a job that died at a time.
-func deliveryRowKey(job ID, diedAt time.Time) string {
+// deathRowKey is the row key of the record of a job that died at a time.
+func deathRowKey(job ID, diedAt time.Time) string {
 	return job.String() + "-" + diedAt.UTC().Format(rowKeyTime)
+}
+
+// tellsOf tells whether a record is that of a death of its job. A record from outside the broker has a job, too, once it
+// was retried: that of the message which it became.
+func tellsOf(rowKey string, job ID) bool {
+	return !job.IsZero() && strings.HasPrefix(rowKey, job.String()+"-")
 }

@@ -20,6 +20,7 @@ var (
 	ErrNotDead             = errors.New("the job is not dead")
 	ErrBadTransition       = errors.New("the job cannot change to that state")
 	ErrLocked              = errors.New("another holder has the lock")
+	ErrEngineConsumer      = errors.New("the consumer is an engine: the broker makes it, and it cannot be changed")
 )
 
 // Server error numbers, of MySQL and MariaDB; the last two are TiDB's.

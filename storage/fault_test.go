@@ -53,6 +53,7 @@ var (
 
 func expectRequeue(mock sqlmock.Sqlmock) *sqlmock.ExpectedExec {
 	mock.ExpectBegin()
+	mock.ExpectQuery(`FROM consumer k`).WillReturnRows(sqlmock.NewRows([]string{"consumerId", "type", "channelId"}).AddRow("k", "push", "orders"))
 	mock.ExpectQuery(`SELECT j.status`).WillReturnRows(sqlmock.NewRows([]string{"status", "statusChangedAt", "dlqCounted", "messageId"}).
 		AddRow(1004, time.Unix(1, 0), 0, "m1"))
 	return mock.ExpectExec(`UPDATE job`)
@@ -61,7 +62,6 @@ func expectRequeue(mock sqlmock.Sqlmock) *sqlmock.ExpectedExec {
 // expectRecords is what follows the requeue of a job that went well.
 func expectRecords(mock sqlmock.Sqlmock) {
 	mock.ExpectExec("UPDATE `engineDlq`").WillReturnResult(sqlmock.NewResult(0, 1))
-	mock.ExpectQuery(`SELECT COALESCE`).WillReturnRows(sqlmock.NewRows([]string{"consumerId"}).AddRow("k"))
 	mock.ExpectExec("INSERT INTO `engineHistory`").WillReturnResult(sqlmock.NewResult(0, 1))
 }
 

@@ -17,7 +17,7 @@ const (
 	Delivered  Verdict = iota + 1
 	RetryLater         // back to QUEUED after Outcome.Delay, one retry more
 	Die                // its attempts are used up
-	HandBack           // it was not attempted, or its outcome does not count: QUEUED at once, nothing else changes
+	HandBack           // it was not attempted, or its outcome does not count: QUEUED after Outcome.Delay, nothing else changes
 )
 
 // Outcome reports an attempt on a leased job.
@@ -26,11 +26,16 @@ type Outcome struct {
 	Token       uint64 // of the lease the attempt was made under
 	ConsumerKey uint32
 	Verdict     Verdict
-	Delay       time.Duration // of RetryLater
+	Delay       time.Duration // of RetryLater and HandBack; 0 of HandBack: at once
 	ErrorClass  string        // of RetryLater and Die: at most 32 ASCII characters
 	Error       string        // of RetryLater and Die: cut to 512 characters
 	Attempt     *Attempt      // for the history; nil: none is kept
+	Subject     *Subject      // of Die, of an engine's job; nil: its consumer and its message
 }
+
+// Subject is what the dead letter of an engine's job is about. What is empty is the consumer's id, or the message's; both
+// are cut to 255 characters.
+type Subject struct{ InstanceID, CorrelationID string }
 
 // group is the part of outcomes that one statement can write for many jobs.
 type group struct {
@@ -71,6 +76,7 @@ func (s *Store) finish(ctx context.Context, tx *sql.Tx, shard uint8, outcomes []
 	groups := map[group][]Outcome{}
 	var dead []ID
 	var order []group
+	subjects := map[ID]Subject{}
 	counts := tallies{}
 	for _, o := range outcomes {
 		g := group{o.Verdict, o.Delay, o.ErrorClass, o.Error}
@@ -83,6 +89,9 @@ func (s *Store) finish(ctx context.Context, tx *sql.Tx, shard uint8, outcomes []
 			counts.add(tallyDelivered, o.ConsumerKey, 1)
 		case Die:
 			dead = append(dead, o.JobID)
+			if o.Subject != nil {
+				subjects[o.JobID] = *o.Subject
+			}
 		}
 	}
 	for _, g := range order {
@@ -90,7 +99,7 @@ func (s *Store) finish(ctx context.Context, tx *sql.Tx, shard uint8, outcomes []
 			return err
 		}
 	}
-	if err := s.recordDeaths(ctx, tx, dead); err != nil {
+	if err := s.recordDeaths(ctx, tx, dead, subjects); err != nil {
 		return err
 	}
 	if err := s.recordAttempts(ctx, tx, outcomes, attempts); err != nil {
@@ -116,6 +125,10 @@ func finishGroup(ctx context.Context, tx *sql.Tx, g group, outcomes []Outcome) e
 		args = append(args, g.errorClass, clip(g.error, 512))
 	case HandBack:
 		set = `status = 1001, dueAt = NULL`
+		if g.delay > 0 {
+			set = `status = 1001, dueAt = NOW(6) + INTERVAL ? MICROSECOND`
+			args = append(args, micros(g.delay))
+		}
 	default:
 		return errors.New("an outcome without a verdict")
 	}
@@ -164,7 +177,8 @@ func stillHeld(ctx context.Context, tx *sql.Tx, outcomes []Outcome) (held, lost 
 // LeasePolicy says what becomes of jobs whose lease ran out.
 type LeasePolicy struct {
 	// MaxRetry: a push job that has made this many retries dies with the attempt that was lost; one that has not is
-	// QUEUED at once with one retry more. Of a pull consumer nothing is counted: it was its time that ran out.
+	// QUEUED at once with one retry more. Of a pull consumer nothing is counted: it was its time that ran out. Nor of an
+	// engine: its run is durable and goes on with the next attempt, which finds out what became of it.
 	MaxRetry int
 	Type     ConsumerType
 	Limit    int // jobs a call
@@ -231,7 +245,7 @@ func (s *Store) dieOfLostLease(ctx context.Context, tx *sql.Tx, ids []ID) (int, 
 	if err != nil {
 		return 0, err
 	}
-	return int(n), s.recordDeaths(ctx, tx, ids)
+	return int(n), s.recordDeaths(ctx, tx, ids, nil)
 }
 
 // ErrorClassLeaseLost is the error class of attempts whose instance did not come back.

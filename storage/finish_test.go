@@ -42,8 +42,10 @@ func TestFinishVerdicts(t *testing.T) {
 				want: row{Status: 1001, RetryCount: 3, ErrorClass: text("http_5xx"), Error: text("")}, delay: time.Microsecond},
 			{name: "die", outcome: storage.Outcome{Verdict: storage.Die, ErrorClass: "http_4xx", Error: long},
 				want: row{Status: 1004, RetryCount: 2, ErrorClass: text("http_4xx"), Error: text(long[:2*512])}},
-			{name: "hand back", outcome: storage.Outcome{Verdict: storage.HandBack, Error: "not kept", ErrorClass: "not_kept", Delay: time.Hour},
+			{name: "hand back", outcome: storage.Outcome{Verdict: storage.HandBack, Error: "not kept", ErrorClass: "not_kept"},
 				want: row{Status: 1001, RetryCount: 2}},
+			{name: "hand back for later", outcome: storage.Outcome{Verdict: storage.HandBack, Error: "not kept", ErrorClass: "not_kept", Delay: time.Hour},
+				want: row{Status: 1001, RetryCount: 2}, delay: time.Hour},
 		} {
 			// One alone, then several that one statement writes, then several of which each needs its own.
 			for _, shape := range []struct {

@@ -28,7 +28,7 @@ const historyTime = 4 * time.Second
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, w *world) {
-		h := newHistory(w)
+		h := newHistory(w, storage.TypePush)
 		h.run(actor{"killer", h.killer})
 		h.atRest()
 		for _, k := range []*storage.Consumer{h.push, h.pull, h.doomed} {
@@ -44,8 +44,8 @@ func TestHistories(t *testing.T) {
 // dead letter. I10 of the design.
 func TestRecordsOfHistories(t *testing.T) {
 	t.Parallel()
-	eachWay(t, func(t *testing.T, w *world) {
-		h := newHistory(w)
+	test := func(t *testing.T, w *world, kind storage.ConsumerType) {
+		h := newHistory(w, kind)
 		h.checks = append(h.checks, wrongRecords)
 		h.run()
 		h.atRest()
@@ -53,7 +53,9 @@ func TestRecordsOfHistories(t *testing.T) {
 		if h.resolved.Load() == 0 || h.retried.Load() == 0 {
 			t.Errorf("%d dead letters resolved or expired, %d retried: too little happened", h.resolved.Load(), h.retried.Load())
 		}
-	})
+	}
+	eachWay(t, func(t *testing.T, w *world) { test(t, w, storage.TypePush) })
+	t.Run("engine", func(t *testing.T) { t.Parallel(); test(t, newWorld(t, nil), storage.TypeEngine) })
 }
 
 type history struct {
@@ -79,9 +81,10 @@ func (h *history) theDoomed() *storage.Consumer {
 	return h.doomed
 }
 
-func newHistory(w *world) *history {
+// newHistory has the attempts made of a consumer of that type.
+func newHistory(w *world, kind storage.ConsumerType) *history {
 	h := &history{world: w, won: map[storage.Outcome]int{}, checks: []func(context.Context, *sql.DB) (string, error){wrongCounts}}
-	h.push, h.pull, h.doomed = w.consumer("push", storage.TypePush), w.consumer("pull", storage.TypePull), w.consumer("doomed", storage.TypePush)
+	h.push, h.pull, h.doomed = w.consumer("push", kind), w.consumer("pull", storage.TypePull), w.consumer("doomed", kind)
 	return h
 }
 
@@ -197,7 +200,10 @@ func (h *history) resolver(ctx context.Context, s *storage.Store, r *rand.Rand) 
 		h.resolved.Add(n)
 		return err
 	}
-	f := storage.DLQFilter{Engine: storage.EngineDelivery, InstanceID: []string{"", "push", "pull"}[r.IntN(3)]}
+	f := storage.DLQFilter{Engine: []string{storage.EngineDelivery, h.push.Engine()}[r.IntN(2)]}
+	if f.Engine == storage.EngineDelivery {
+		f.InstanceID = []string{"", "push", "pull"}[r.IntN(3)]
+	}
 	f.Status = []storage.DLQStatus{"", storage.DLQPending, storage.DLQPending, storage.DLQResolved, storage.DLQExpired}[r.IntN(5)]
 	letters, _, err := s.ListDeadLetters(ctx, f, nil, 20)
 	if err != nil || len(letters) == 0 {
@@ -281,6 +287,7 @@ func (h *history) finisher(ctx context.Context, s *storage.Store, r *rand.Rand) 
 		outcomes[i] = outcome(o.JobID, o.Token, h.push, verdict)
 		if outcomes[i].Delay = 0; r.IntN(2) == 0 {
 			outcomes[i].Error = fmt.Sprint("error ", i) // a statement of its own
+			outcomes[i].Subject = &storage.Subject{InstanceID: fmt.Sprint("tenant-", i)}
 		}
 	}
 	lost, err := s.Finish(ctx, uint8(r.IntN(16)), outcomes)

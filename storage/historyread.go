@@ -152,7 +152,7 @@ func (s *Store) kindsOf(ctx context.Context, f HistoryFilter, after *TableCursor
 	from := ` FROM ` + s.tables.history + ` FORCE INDEX (` + index + `) WHERE ` + where
 	engines := []string{f.Engine}
 	if f.Engine == "" {
-		if engines, err = s.skipEngines(ctx, `SELECT PartitionKey`+from, args); err != nil {
+		if engines, err = skipEngines(ctx, s.db, `SELECT PartitionKey`+from, args); err != nil {
 			return nil, err
 		}
 	}

@@ -132,7 +132,7 @@ func (s *Store) SetPullState(ctx context.Context, p PullState) error {
 				WHERE id = ? AND status = 1002`, p.Job)); err != nil {
 				return err
 			}
-			return s.recordDeaths(ctx, tx, []ID{p.Job})
+			return s.recordDeaths(ctx, tx, []ID{p.Job}, nil)
 		}
 		return ErrBadTransition
 	})
@@ -148,7 +148,7 @@ func (s *Store) pullInflight(ctx context.Context, tx *sql.Tx, p PullState, from 
 	if from != StatusDead {
 		return uncount(ctx, tx, p.Consumer.Key, was.counted)
 	}
-	return s.leftDead(ctx, tx, p.Consumer.Key, []deadRow{was}, 1, noteRetried, byConsumer)
+	return s.leftDead(ctx, tx, ownerFrom(p.Consumer), []deadRow{was}, 1, noteRetried, byConsumer)
 }
 
 func pullDelivered(ctx context.Context, tx *sql.Tx, p PullState) error {

@@ -2,6 +2,7 @@ package storage_test
 
 import (
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -28,10 +29,13 @@ func TestReapLeases(t *testing.T) {
 				row: row{Status: 1004, RetryCount: 9, ErrorClass: text("lease_lost"), Error: text("the instance that made the last attempt was lost: the outcome is unknown")}},
 			{name: "pull", kind: storage.TypePull, retries: 1, lease: -time.Second, want: storage.Reaped{Requeued: 1}, row: row{Status: 1001, RetryCount: 1}},
 			{name: "pull, whatever its retries", kind: storage.TypePull, retries: 9, lease: -time.Second, want: storage.Reaped{Requeued: 1}, row: row{Status: 1001, RetryCount: 9}},
+			{name: "engine", kind: storage.TypeEngine, retries: 1, lease: -time.Second, want: storage.Reaped{Requeued: 1}, row: row{Status: 1001, RetryCount: 1}},
+			{name: "engine, whatever its retries", kind: storage.TypeEngine, retries: 9, lease: -time.Second, want: storage.Reaped{Requeued: 1}, row: row{Status: 1001, RetryCount: 9}},
+			{name: "engine, held", kind: storage.TypeEngine, lease: time.Hour},
 			{name: "push, held", kind: storage.TypePush, lease: time.Hour},
 			{name: "pull, held", kind: storage.TypePull, lease: time.Hour},
 		} {
-			k := w.consumer(tt.name, tt.kind)
+			k := w.consumer(strings.ReplaceAll(tt.name, " ", "-"), tt.kind)
 			id := w.accepted(1, k, w.lease(tt.lease))[0]
 			w.exec(`UPDATE job SET retryAttemptCount = ?, incrementalTimeout = 9 WHERE id = ?`, tt.retries, id)
 			w.queued(1, k)

@@ -28,11 +28,12 @@ func TestModel(t *testing.T) {
 			m := &model{world: w, jobs: map[storage.ID]*modelJob{}}
 			m.addConsumer(storage.TypePush)
 			m.addConsumer(storage.TypePull)
+			m.addConsumer(storage.TypeEngine)
 			rt.Repeat(map[string]func(*rapid.T){
 				"accept": m.accept, "claim": m.claim, "finish": m.finishSome, "reap": m.reap, "count": m.count,
 				"requeue one": m.requeueOne, "requeue all": m.requeueAll, "purge one": m.purgeOne, "purge all": m.purgeAll,
 				"pull": m.pull, "kill": m.kill, "revive": m.revive, "delete consumer": m.deleteConsumer,
-				"resolve": m.resolve, "retry": m.retry, "expire all": m.expireAll,
+				"resolve": m.resolve, "retry": m.retry, "expire all": m.expireAll, "post": m.post,
 				"": m.compare,
 			})
 			for must(w.CountBatch(w.ctx, 3)).More {
@@ -65,6 +66,11 @@ type modelJob struct {
 }
 
 const future = 1 << 30
+
+// exhausted tells whether a dead job may be purged; an engine's always may.
+func (j *modelJob) exhausted(maxRetry int) bool {
+	return j.retries >= maxRetry || j.noRetry || j.consumer.Type == storage.TypeEngine
+}
 
 func (m *model) addConsumer(kind storage.ConsumerType) {
 	m.consumers = append(m.consumers, m.consumer(strings.ToLower(storage.NewToken()), kind))
@@ -108,7 +114,7 @@ func (m *model) accept(rt *rapid.T) {
 		msg.Priority = rapid.Uint32Range(0, 2).Draw(rt, "priority")
 		for i, k := range m.consumers {
 			j := &modelJob{id: msg.Jobs[i].ID, consumer: k, priority: msg.Priority, status: storage.StatusQueued}
-			if k.Type == storage.TypePush && rapid.Bool().Draw(rt, "leased") {
+			if k.Type != storage.TypePull && rapid.Bool().Draw(rt, "leased") {
 				msg.Jobs[i].Leased = true
 				j.status, j.token, j.ended = storage.StatusInflight, lease.Token, ended
 			}
@@ -161,8 +167,11 @@ func (m *model) finishSome(rt *rapid.T) {
 		}
 		seen[j.id] = true
 		o := outcome(j.id, j.token, j.consumer, rapid.SampledFrom([]storage.Verdict{storage.Delivered, storage.RetryLater, storage.Die, storage.HandBack}).Draw(rt, "verdict"))
-		if o.Verdict == storage.RetryLater {
+		if o.Verdict == storage.RetryLater || o.Verdict == storage.HandBack {
 			o.Delay = later
+		}
+		if rapid.Bool().Draw(rt, "subject") {
+			o.Subject = &storage.Subject{InstanceID: "hmac-publisher", CorrelationID: rapid.SampledFrom([]string{"", "c1", "ç2"}).Draw(rt, "correlation")}
 		}
 		if rapid.IntRange(0, 4).Draw(rt, "stale") == 0 {
 			o.Token += 1 << 40
@@ -180,6 +189,9 @@ func (m *model) finishSome(rt *rapid.T) {
 			j.status = storage.StatusDead
 		case storage.HandBack:
 			j.status = storage.StatusQueued
+			if later > 0 {
+				j.due = future
+			}
 		case storage.RetryLater:
 			j.status, j.due = storage.StatusQueued, m.ticks
 			if j.retries++; later > 0 {
@@ -202,7 +214,7 @@ func (m *model) reap(rt *rapid.T) {
 			continue
 		}
 		switch {
-		case k.Type == storage.TypePull:
+		case k.Type != storage.TypePush:
 			j.status = storage.StatusQueued
 			want.Requeued++
 		case j.retries >= maxRetry:
@@ -264,7 +276,7 @@ func (m *model) purgeOne(rt *rapid.T) {
 	j := m.anyJob(rt)
 	maxRetry := rapid.IntRange(0, 2).Draw(rt, "max retry")
 	err := m.PurgeOne(m.ctx, j.consumer.Key, j.id, maxRetry, "consumer")
-	if j.status != storage.StatusDead || j.retries < maxRetry && !j.noRetry {
+	if j.status != storage.StatusDead || !j.exhausted(maxRetry) {
 		if !errors.Is(err, storage.ErrNotFound) {
 			rt.Errorf("purge of %+v with at most %d retries: %v", j, maxRetry, err)
 		}
@@ -279,7 +291,7 @@ func (m *model) purgeAll(rt *rapid.T) {
 	maxRetry := rapid.IntRange(0, 2).Draw(rt, "max retry")
 	want := int64(0)
 	for _, j := range m.dead(k) {
-		if j.retries >= maxRetry || j.noRetry {
+		if j.exhausted(maxRetry) {
 			delete(m.jobs, j.id)
 			want++
 		}
@@ -328,7 +340,10 @@ func (m *model) repair(rt *rapid.T, k *storage.Consumer) {
 
 // letterOf is the key of the dead letter that a job has, or had last.
 func (m *model) letterOf(rt *rapid.T, j *modelJob) string {
-	f := storage.DLQFilter{Engine: storage.EngineDelivery, InstanceID: j.consumer.ID}
+	f := storage.DLQFilter{Engine: j.consumer.Engine()}
+	if f.Engine == storage.EngineDelivery {
+		f.InstanceID = j.consumer.ID
+	}
 	letters, more := []storage.DeadLetter{}, false
 	for _, d := range must2(m.ListDeadLetters(m.ctx, f, nil, 1000))(&more) {
 		if d.Job == j.id {
@@ -348,7 +363,7 @@ func (m *model) resolve(rt *rapid.T) {
 	j := m.anyJob(rt)
 	key := m.letterOf(rt, j)
 	to := rapid.SampledFrom([]storage.DLQStatus{storage.DLQResolved, storage.DLQExpired}).Draw(rt, "to")
-	d, err := m.ResolveDeadLetter(m.ctx, storage.EngineDelivery, key, storage.Resolution{Status: to, Notes: "n", By: "me"})
+	d, err := m.ResolveDeadLetter(m.ctx, j.consumer.Engine(), key, storage.Resolution{Status: to, Notes: "n", By: "me"})
 	if j.status != storage.StatusDead {
 		if !errors.Is(err, storage.ErrBadResolution) {
 			rt.Errorf("resolving the dead letter of a job that is %v: %v", j.status, err)
@@ -365,8 +380,8 @@ func (m *model) resolve(rt *rapid.T) {
 func (m *model) retry(rt *rapid.T) {
 	j := m.anyJob(rt)
 	key := m.letterOf(rt, j)
-	before := must(m.DeadLetter(m.ctx, storage.EngineDelivery, key))
-	r, err := m.RetryDeadLetter(m.ctx, storage.EngineDelivery, key, "me")
+	before := must(m.DeadLetter(m.ctx, j.consumer.Engine(), key))
+	r, err := m.RetryDeadLetter(m.ctx, j.consumer.Engine(), key, "me")
 	retriable := j.status == storage.StatusDead || j.status == storage.StatusShelved
 	switch {
 	case before.QueueMessageID != "":
@@ -381,6 +396,15 @@ func (m *model) retry(rt *rapid.T) {
 		rt.Errorf("retry of a job that is %v: %+v, %v", j.status, r, err)
 	default:
 		m.back(j)
+	}
+}
+
+// post has an engine's program elsewhere report a dead letter of its own: no job of ours has to do with it.
+func (m *model) post(*rapid.T) {
+	for _, k := range m.consumers {
+		if k.Type == storage.TypeEngine {
+			must(m.AddDeadLetter(m.ctx, letter(k.ID, "elsewhere", anInstant)))
+		}
 	}
 }
 

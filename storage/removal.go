@@ -36,7 +36,7 @@ func (s *Store) removeJobsOf(ctx context.Context, consumer uint32, limit int) (r
 					dead = append(dead, r.deadRow)
 				}
 			}
-			if err := s.closeRecords(ctx, tx, dead, noteDeleted, "broker"); err != nil {
+			if err := s.closeRemoved(ctx, tx, dead); err != nil {
 				return err
 			}
 			removed, err = affected(ctx, tx, `DELETE FROM job WHERE id IN (`+placeholders("?", len(ids))+`)`, anyIDs(ids)...)
@@ -55,6 +55,27 @@ func (s *Store) removeJobsOf(ctx context.Context, consumer uint32, limit int) (r
 		return err
 	})
 	return removed, err
+}
+
+// closeRemoved closes the records of jobs whose consumer is gone, and with it what told their engine: they are looked for in
+// each until all are found.
+func (s *Store) closeRemoved(ctx context.Context, tx *sql.Tx, dead []deadRow) error {
+	if len(dead) == 0 {
+		return nil
+	}
+	engines, err := s.enginesOf(ctx, tx, "", "")
+	left := int64(len(dead))
+	for _, engine := range engines {
+		if left == 0 {
+			break
+		}
+		n, err := s.closeRecords(ctx, tx, engine, dead, noteDeleted, "broker")
+		if err != nil {
+			return err
+		}
+		left -= n
+	}
+	return err
 }
 
 type removedRow struct {

@@ -12,7 +12,7 @@ import (
 // failed longer ago than that, with the shelved jobs of theirs, in one transaction, and tells whether there may be more. Pending
 // ones stay. A dry run returns how many it would delete, of up to limit.
 func (s *Store) PruneDeadLetters(ctx context.Context, olderThan time.Duration, limit int, dryRun bool) (n int64, more bool, err error) {
-	engines, err := s.enginesOf(ctx, "", "")
+	engines, err := s.enginesOf(ctx, s.db, "", "")
 	if err != nil || len(engines) == 0 {
 		return 0, false, err
 	}
@@ -43,7 +43,7 @@ func (s *Store) PruneDeadLetters(ctx context.Context, olderThan time.Duration, l
 // deleteLetters deletes those of the dead letters that are as old as they were when they were chosen: one that was
 // retried meanwhile is Resolved anew. A shelved job goes with the dead letter that shelved it.
 func (s *Store) deleteLetters(ctx context.Context, tx *sql.Tx, olderThan time.Duration, old []letterRef) (int64, error) {
-	shelved, err := lockJobs(ctx, tx, jobsOf(old), StatusShelved)
+	shelved, err := lockJobs(ctx, tx, jobsOf(old), StatusShelved) // of records that tell of a job's death alone
 	if err != nil {
 		return 0, err
 	}
@@ -73,7 +73,7 @@ func (s *Store) deleteLetters(ctx context.Context, tx *sql.Tx, olderThan time.Du
 	args = nil
 	for _, r := range rows {
 		args = append(args, r.engine, r.rowKey)
-		if j, ok := shelved[r.job]; ok && r.engine == EngineDelivery && j.at.Equal(r.resolvedAt) {
+		if j, ok := shelved[r.job]; ok && j.at.Equal(r.resolvedAt) {
 			jobs = append(jobs, r.job)
 			counts.add(tallyJobs, j.consumer, -1)
 			counts.add(tallyShelved, j.consumer, -1)

@@ -80,7 +80,8 @@ func (s *Store) PutChannel(ctx context.Context, p PutStakeholder) (*Channel, err
 }
 
 // PutConsumer creates or updates, as PutProducer does. A new consumer is in dlq_summary with a count of 0 at once, and has
-// its first signing secret: what is pushed to it is signed from the first delivery on.
+// its first signing secret: what is pushed to it is signed from the first delivery on. ErrEngineConsumer of an engine,
+// which PutEngineQueue makes and nobody changes.
 func (s *Store) PutConsumer(ctx context.Context, p PutConsumer) (*Consumer, error) {
 	seals, err := s.sealer(ctx)
 	if err != nil {
@@ -88,6 +89,9 @@ func (s *Store) PutConsumer(ctx context.Context, p PutConsumer) (*Consumer, erro
 	}
 	var out *Consumer
 	err = s.change(ctx, func(tx *sql.Tx) error {
+		if err := notAnEngine(ctx, tx, p); err != nil {
+			return err
+		}
 		v, err := upsert{
 			find: `SELECT id, changedAt, NOW(6) FROM consumer WHERE channelId = ? AND consumerId = ? FOR UPDATE`,
 			insert: `INSERT INTO consumer (name, type, callbackUrl, tokenSealed, changedAt, createdAt, channelId, consumerId)
@@ -109,12 +113,32 @@ func (s *Store) PutConsumer(ctx context.Context, p PutConsumer) (*Consumer, erro
 				return err
 			}
 		}
-		_, err = tx.ExecContext(ctx, `INSERT INTO dlq_summary (consumerId, consumerName, channelId, channelName, dead_count, last_checked_at)
-			SELECT ?, ?, channelId, name, 0, `+never+` FROM channel WHERE id = ?
-			ON DUPLICATE KEY UPDATE consumerName = ?`, v.key, p.Name, p.ChannelKey, p.Name)
-		return err
+		return summarize(ctx, tx, out)
 	})
 	return out, err
+}
+
+// summarize puts a consumer into dlq_summary, or its name as it is now.
+func summarize(ctx context.Context, tx *sql.Tx, k *Consumer) error {
+	_, err := tx.ExecContext(ctx, `INSERT INTO dlq_summary (consumerId, consumerName, channelId, channelName, dead_count, last_checked_at)
+		SELECT ?, ?, channelId, name, 0, `+never+` FROM channel WHERE id = ?
+		ON DUPLICATE KEY UPDATE consumerName = ?`, k.Key, k.Name, k.ChannelKey, k.Name)
+	return err
+}
+
+func notAnEngine(ctx context.Context, tx *sql.Tx, p PutConsumer) error {
+	if p.Type == TypeEngine {
+		return ErrEngineConsumer
+	}
+	var kind ConsumerType
+	err := tx.QueryRowContext(ctx, `SELECT type FROM consumer WHERE channelId = ? AND consumerId = ?`, p.ChannelKey, p.ID).Scan(&kind)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil
+	case err == nil && kind == TypeEngine:
+		return ErrEngineConsumer
+	}
+	return err
 }
 
 // DeleteConsumer removes a consumer at the version that the caller names. Its jobs leave in bounded batches
@@ -147,13 +171,13 @@ func (s *Store) DeleteConsumer(ctx context.Context, consumerKey uint32, ifUnmodi
 	})
 }
 
-// change runs fn and raises the catalog's version in one transaction.
+// change runs fn and raises the catalog's version in one transaction. Two creations of one thing at once meet at the unique
+// key; the loser runs again and finds what the winner made.
 func (s *Store) change(ctx context.Context, fn func(tx *sql.Tx) error) error {
 	return s.changeIf(ctx, func(tx *sql.Tx) (bool, error) { return true, fn(tx) })
 }
 
-// changeIf runs fn and, where it changed something, raises the catalog's version, in one transaction. Two creations of one thing at once meet at the
-// unique key; the loser runs again and finds what the winner made.
+// changeIf is change of what fn says it changed. It may make two things, and so lose twice.
 func (s *Store) changeIf(ctx context.Context, fn func(tx *sql.Tx) (changed bool, err error)) error {
 	attempt := func() error {
 		return s.inTx(ctx, func(tx *sql.Tx) error {
@@ -166,8 +190,10 @@ func (s *Store) changeIf(ctx context.Context, fn func(tx *sql.Tx) (changed bool,
 		})
 	}
 	err := attempt()
-	if isDuplicateEntry(err) {
-		err = attempt()
+	for range 2 {
+		if isDuplicateEntry(err) {
+			err = attempt()
+		}
 	}
 	return err
 }

@@ -57,4 +57,6 @@ type ConsumerType string
 const (
 	TypePush ConsumerType = "push" // the broker POSTs each job to the callback URL
 	TypePull ConsumerType = "pull" // the consumer asks for its jobs and reports on them
+	// TypeEngine: instances that have the engine of the consumer's id execute its jobs themselves; see PutEngineQueue.
+	TypeEngine ConsumerType = "engine"
 )

@@ -73,6 +73,9 @@ func must[T any](v T, err error) T {
 
 func (w *world) consumer(id string, kind storage.ConsumerType) *storage.Consumer {
 	w.t.Helper()
+	if kind == storage.TypeEngine {
+		return must(w.PutEngineQueue(w.ctx, id, w.channel.ID))
+	}
 	return must(w.PutConsumer(w.ctx, storage.PutConsumer{
 		PutStakeholder: storage.PutStakeholder{ID: id, Name: "Consumer " + id, Token: "k-token"},
 		ChannelKey:     w.channel.Key, Type: kind, CallbackURL: "http://" + id + ".example/hook",
@@ -232,7 +235,8 @@ func wrongCounts(ctx context.Context, db *sql.DB) (string, error) {
 
 // recordsSQL are consumers whose dead jobs are not as many as their open dead letters (I10), in one statement.
 const recordsSQL = `SELECT c.consumerId, (SELECT COUNT(*) FROM job j WHERE j.consumerId = c.id AND j.status = 1004) AS dead,
-		(SELECT COUNT(*) FROM engineDlq d WHERE d.PartitionKey = 'delivery' AND d.Status = 'Pending' AND d.InstanceId = c.consumerId AND d.OriginalQueue = ch.channelId) AS open
+		(SELECT COUNT(*) FROM engineDlq d WHERE d.PartitionKey = IF(c.type = 'engine', c.consumerId, 'delivery') AND d.Status = 'Pending'
+			AND IF(c.type = 'engine', d.JobId IS NOT NULL, d.InstanceId = c.consumerId) AND d.OriginalQueue = ch.channelId) AS open
 	FROM consumer c JOIN channel ch ON ch.id = c.channelId HAVING dead <> open`
 
 // wrongRecords is what is wrong with the dead letters of this instant; empty: nothing.

@@ -19,7 +19,8 @@ const (
 	headerConsumerToken = "X-Broker-Consumer-Token"
 )
 
-// AdminToken is a token that may change producers, channels and consumers. The token itself is not kept.
+// AdminToken is a token that may change producers, channels and consumers, or, as one of Options.AlertTokens, send alerts. The token
+// itself is not kept.
 type AdminToken struct {
 	Name string // who holds it, for the log
 	Hash [sha256.Size]byte
@@ -69,17 +70,23 @@ func (s *Server) adminName(w http.ResponseWriter, r *http.Request) (string, erro
 		w.Header().Set("WWW-Authenticate", `Bearer realm="redrive"`)
 		return "", unauthorized("this needs an admin token: Authorization: Bearer ...")
 	}
-	hash, found := sha256.Sum256([]byte(token)), -1
-	for i := range s.o.AdminTokens { // all of them, so that the time tells nothing
-		if subtle.ConstantTimeCompare(hash[:], s.o.AdminTokens[i].Hash[:]) == 1 {
-			found = i
-		}
-	}
-	if found < 0 {
+	name, ok := holder(s.o.AdminTokens, token)
+	if !ok {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="redrive", error="invalid_token"`)
 		return "", unauthorized("the admin token is not one of ours")
 	}
-	return s.o.AdminTokens[found].Name, nil
+	return name, nil
+}
+
+// holder finds who holds a token.
+func holder(tokens []AdminToken, token string) (name string, ok bool) {
+	hash := sha256.Sum256([]byte(token))
+	for i := range tokens { // all of them, so that the time tells nothing
+		if subtle.ConstantTimeCompare(hash[:], tokens[i].Hash[:]) == 1 {
+			name, ok = tokens[i].Name, true
+		}
+	}
+	return name, ok
 }
 
 // audit leaves a line of a change: who changed what, and no secret.

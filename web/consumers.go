@@ -62,6 +62,8 @@ func (s *Server) putConsumer(w http.ResponseWriter, r *http.Request) error {
 		put.Type = storage.TypePush
 	case storage.TypePush, storage.TypePull:
 		put.Type = kind
+	case storage.TypeEngine:
+		return badRequest("consumers of type engine are made by the broker, of the engines that it has")
 	default:
 		return badRequest("type is neither push nor pull")
 	}

@@ -2,7 +2,7 @@
 // OpenAPI document that describes them all.
 //
 // It turns requests into calls of the storage package and of the interfaces that it declares here (Broadcaster,
-// Kicker, DeadCounter), and their results and errors into answers. It decides nothing about jobs: which change of
+// Kicker, DeadCounter, AlertSink), and their results and errors into answers. It decides nothing about jobs: which change of
 // state is allowed, what is counted and what is delivered is decided behind it. It starts no goroutine and keeps no
 // state between requests.
 //

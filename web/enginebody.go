@@ -20,14 +20,19 @@ const typeJSON = "application/json"
 // readObject reads a body that is one JSON object with the given members and no others, each at most once and spelled
 // exactly so; a member that is null counts as left out, except into a json.RawMessage. into has a pointer for each.
 func (s *Server) readObject(w http.ResponseWriter, r *http.Request, into map[string]any) error {
-	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != typeJSON {
-		return fail(http.StatusUnsupportedMediaType, "the body must be "+typeJSON)
-	}
-	body, err := s.readBody(w, r)
+	body, err := s.readJSON(w, r)
 	if err != nil {
 		return err
 	}
 	return parseObject(body, into)
+}
+
+// readJSON reads a body that says it is JSON.
+func (s *Server) readJSON(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != typeJSON {
+		return nil, fail(http.StatusUnsupportedMediaType, "the body must be "+typeJSON)
+	}
+	return s.readBody(w, r)
 }
 
 func parseObject(body []byte, into map[string]any) error {

@@ -65,6 +65,8 @@ func (s *Server) explain(r *http.Request, err error) *failure {
 		return &failure{http.StatusNotFound, "not found"}
 	case errors.Is(err, storage.ErrDuplicate):
 		return &failure{http.StatusConflict, "a message with this id is in the channel already"}
+	case errors.Is(err, storage.ErrEngineConsumer):
+		return &failure{http.StatusConflict, "the consumer is an engine: the broker made it, and it cannot be changed"}
 	case errors.Is(err, storage.ErrPreconditionMissing):
 		return &failure{http.StatusBadRequest, "an update needs If-Unmodified-Since with the Last-Modified of what it changes"}
 	case errors.Is(err, storage.ErrPreconditionFailed):

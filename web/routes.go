@@ -52,6 +52,8 @@ func (s *Server) routes() *mux.Router {
 		{"POST", consumer + "/dlq", s.requeueAll},
 		{"DELETE", consumer + "/dlq", s.purgeAll},
 
+		{"POST", "/api/alerts", s.postAlerts},
+
 		{"GET", "/dlq-status", s.dlqStatus},
 		{"GET", "/job-status", s.jobStatus},
 		{"GET", "/_status", s.status},
@@ -67,6 +69,7 @@ func (s *Server) routes() *mux.Router {
 	}
 	if s.o.EngineTables != nil {
 		s.engineRoutes(m)
+		s.runRoutes(m)
 	}
 	if s.o.Metrics != nil {
 		m.Handle("/metrics", s.o.Metrics).Methods(http.MethodGet, http.MethodHead)

@@ -78,6 +78,8 @@ type Options struct {
 	Engines EngineContext
 	// TokenKey authenticates continuation tokens: at least 16 bytes, the same on all instances. Required with EngineTables.
 	TokenKey []byte
+	// Alerts takes what comes to /api/alerts. Optional: without it that is a 404.
+	Alerts AlertSink
 
 	// Unavailable tells further errors, apart from storage.IsUnavailable, that are a 503: the same request may
 	// succeed later. Optional.
@@ -100,10 +102,15 @@ type Options struct {
 	// Now is the clock that schedules and signatures are checked against; default time.Now.
 	Now func() time.Time
 
+	// EngineRunner executes engines here; nil: none is.
+	EngineRunner EngineRunner
+
 	// AdminTokens may change producers, channels and consumers.
 	AdminTokens []AdminToken
-	// AdminOpen lets anybody change producers, channels and consumers.
+	// AdminOpen lets anybody change producers, channels and consumers, and send alerts.
 	AdminOpen bool
+	// AlertTokens may send alerts, as AdminTokens may, and nothing else.
+	AlertTokens []AdminToken
 	// GatewaySecret, if set, demands a signature made with it on every request that is not exempt.
 	GatewaySecret []byte
 	// GatewayExempt are the prefixes of the paths that need no signature; nil: DefaultGatewayExempt.

@@ -226,6 +226,12 @@ func TestMigrateAndDLQCommands(t *testing.T) {
 	expect(exitFailed, `no consumer "x"`, "dlq", "requeue", "--channel=orders", "--consumer=x")
 	expect(exitUsage, "--channel", "dlq", "requeue")
 
+	seed.killEngine(t)
+	expect(exitOK, "1 dead jobs requeued", "dlq", "requeue", "--channel=hmac-rotation-queue", "--consumer=hmac")
+	seed.killEngine(t)
+	expect(exitOK, "hmac-rotation-queue", "dlq", "status")
+	expect(exitOK, "1 dead jobs deleted", "dlq", "purge", "--channel=hmac-rotation-queue", "--consumer=hmac", "--yes")
+
 	seed.falsify(t)
 	expect(exitOK, "off by +5", "dlq", "repair")
 	expect(exitOK, "0 counts repaired", "dlq", "repair")

@@ -66,3 +66,18 @@ func (s *seedling) falsify(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// killEngine makes a dead job of the engine hmac, after its first attempt.
+func (s *seedling) killEngine(t *testing.T) {
+	t.Helper()
+	if _, err := s.store.PutEngineQueue(t.Context(), "hmac", "hmac-rotation-queue"); err != nil {
+		t.Fatal(err)
+	}
+	key, _, err := s.store.Enqueue(t.Context(), storage.Enqueued{Queue: "hmac-rotation-queue"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.store.DB().ExecContext(t.Context(), `UPDATE job SET status = 1004, statusChangedAt = NOW(6) WHERE messageId = ?`, key[:]); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -182,15 +182,15 @@ type queue struct {
 	put chan string // ids, as they come for the first time
 }
 
-func (q *queue) Put(_ context.Context, _, name, id string, body []byte) error {
+func (q *queue) Put(_ context.Context, _, name, id string, body []byte) (created bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if _, there := q.ids[id]; there || name != "health-notifications-queue" {
-		return nil
+		return false, nil
 	}
 	q.ids[id] = body
 	q.put <- id
-	return nil
+	return true, nil
 }
 
 func (q *queue) body(id string) []byte {

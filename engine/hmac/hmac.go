@@ -47,13 +47,7 @@ type Store interface {
 
 // Queue takes the messages of the subjects whose secret is due: engine.Runtime.
 type Queue interface {
-	Put(ctx context.Context, engine, id string, m engine.Message) error
-}
-
-// Notifier broadcasts to a channel.
-type Notifier interface {
-	// Notify stores a JSON message once, however often it is called with the same message id.
-	Notify(ctx context.Context, channelID, messageID string, body []byte) error
+	Put(ctx context.Context, engine, id string, m engine.Message) (created bool, err error)
 }
 
 // Options configures the engine. Zero values mean the default that is named.
@@ -70,7 +64,9 @@ type Options struct {
 	Every time.Duration
 	// NotifyChannel is the id of the channel that is told of each rotation; empty: none.
 	NotifyChannel string
-	Notifier      Notifier // required with NotifyChannel
+	// Forward puts a JSON message into a channel. A message id that the channel has had is no error; a channel that is not
+	// there is one. Required with NotifyChannel.
+	Forward func(ctx context.Context, channel, messageID string, body []byte) error
 }
 
 type rotation struct{ o Options }
@@ -78,7 +74,7 @@ type rotation struct{ o Options }
 // New makes the engine, for Runtime.Register, which refuses it where something required is missing.
 func New(o Options) engine.Definition {
 	d := engine.Definition{Name: Name, MaxRetryAttempts: 3, Every: o.Every}
-	if o.Store == nil || o.Queue == nil || o.NotifyChannel != "" && o.Notifier == nil {
+	if o.Store == nil || o.Queue == nil || o.NotifyChannel != "" && o.Forward == nil {
 		return d
 	}
 	if o.Instance == "" {
@@ -126,7 +122,7 @@ func (h *rotation) run(r *engine.Run) (any, error) {
 	}
 	if in.Subject == h.o.Instance {
 		var out spreadOutput
-		if err := r.Try(stepSpread, spreadInput{r.CorrelationID, r.Now().Add(-h.o.MaxAge)}, &out, retry); err != nil {
+		if err := r.Try(stepSpread, spreadInput{r.CorrelationID, r.Now()}, &out, retry); err != nil {
 			return nil, err
 		}
 		return out, r.Try(stepRetire, nil, nil, retry)
@@ -145,7 +141,7 @@ func (h *rotation) run(r *engine.Run) (any, error) {
 		}
 		return nil, engine.Fatal(fmt.Errorf("there is no %s", subject))
 	}
-	if h.o.NotifyChannel != "" {
+	if done.Notify != "" {
 		if err := r.Record(OperationNotify, stepNotify, done, nil, retry); err != nil {
 			return nil, err
 		}
@@ -164,7 +160,7 @@ func rotationKey(in input, correlationID string) string {
 
 type spreadInput struct {
 	CorrelationID string    `json:"correlationId"`
-	Before        time.Time `json:"before"` // secrets that were made earlier are due
+	Now           time.Time `json:"now"`
 }
 
 // spread puts a message for each subject whose secret is due.
@@ -179,7 +175,7 @@ func (h *rotation) spread(ctx context.Context, call engine.Call) (any, error) {
 	}
 	out := spreadOutput{Subjects: len(subjects)}
 	for _, s := range subjects {
-		if s.CreatedAt.After(in.Before) {
+		if in.Now.Sub(s.CreatedAt) < h.o.MaxAge {
 			continue
 		}
 		text, createdAt := s.String(), s.CreatedAt.UTC()
@@ -188,7 +184,7 @@ func (h *rotation) spread(ctx context.Context, call engine.Call) (any, error) {
 			return nil, durable.Permanent(err)
 		}
 		m := engine.Message{CorrelationID: in.CorrelationID, InstanceID: instanceOf(text), Operation: OperationRotate, Input: told}
-		if err := h.o.Queue.Put(ctx, Name, in.CorrelationID+"/"+text, m); err != nil {
+		if _, err := h.o.Queue.Put(ctx, Name, in.CorrelationID+"/"+text, m); err != nil {
 			return nil, fmt.Errorf("put the message of %s: %w", text, err)
 		}
 		out.Due++
@@ -217,6 +213,8 @@ type rotated struct {
 	SecretID  string     `json:"secretId,omitempty"`
 	CreatedAt time.Time  `json:"createdAt,omitzero"`
 	RetiresAt *time.Time `json:"retiresAt,omitempty"` // of the former secret; nil: there was none
+	// Notify is the channel to tell. The process that goes on with the run may be configured otherwise than the one that began it.
+	Notify string `json:"notify,omitempty"`
 }
 
 func (h *rotation) rotate(ctx context.Context, call engine.Call) (any, error) {
@@ -235,7 +233,7 @@ func (h *rotation) rotate(ctx context.Context, call engine.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := rotated{Found: true, Subject: in.Subject, SecretID: made.ID.String(), CreatedAt: made.CreatedAt.UTC()}
+	out := rotated{Found: true, Subject: in.Subject, SecretID: made.ID.String(), CreatedAt: made.CreatedAt.UTC(), Notify: h.o.NotifyChannel}
 	if !made.FormerUntil.IsZero() {
 		until := made.FormerUntil.UTC()
 		out.RetiresAt = &until
@@ -280,10 +278,13 @@ func (h *rotation) notify(ctx context.Context, call engine.Call) (any, error) {
 		return nil, durable.Permanent(err)
 	}
 	id := "signing-secret-rotated-" + of.SecretID
-	if err := h.o.Notifier.Notify(ctx, h.o.NotifyChannel, id, body); err != nil {
-		return nil, fmt.Errorf("tell %q of the rotation: %w", h.o.NotifyChannel, err)
+	if h.o.Forward == nil {
+		return nil, errors.New("this process is configured to tell nobody")
 	}
-	return map[string]string{"channelId": h.o.NotifyChannel, "messageId": id}, nil
+	if err := h.o.Forward(ctx, of.Notify, id, body); err != nil {
+		return nil, fmt.Errorf("tell %q of the rotation: %w", of.Notify, err)
+	}
+	return map[string]string{"channelId": of.Notify, "messageId": id}, nil
 }
 
 // retire deletes secrets whose time has passed, everybody's: they are not valid any more.

@@ -86,7 +86,7 @@ func (w *world) runtime(store *storage.Store, o hmac.Options) (rt *engine.Runtim
 		o.Store = store
 	}
 	if o.NotifyChannel == "" {
-		o.NotifyChannel, o.Notifier = "operations", w.told
+		o.NotifyChannel, o.Forward = "operations", w.told.forward
 	}
 	o.Queue = rt
 	w.ok(rt.Register(hmac.New(o)))
@@ -160,7 +160,7 @@ type channel struct {
 	failing  bool
 }
 
-func (c *channel) Notify(_ context.Context, channelID, messageID string, body []byte) error {
+func (c *channel) forward(_ context.Context, channelID, messageID string, body []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.calls++; c.failing || channelID != "operations" {
@@ -191,15 +191,15 @@ type queue struct {
 	put chan string // ids, as they come for the first time
 }
 
-func (q *queue) Put(_ context.Context, _, name, id string, body []byte) error {
+func (q *queue) Put(_ context.Context, _, name, id string, body []byte) (created bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if _, there := q.ids[id]; there || name != "hmac-rotation-queue" {
-		return nil
+		return false, nil
 	}
 	q.ids[id] = body
 	q.put <- id
-	return nil
+	return true, nil
 }
 
 // drain takes out what was put, without waiting.

@@ -192,7 +192,7 @@ func (a *App) secretsOpen(ctx context.Context) error {
 	}
 	var sealed []string
 	for k := range catalog.Consumers {
-		if k.Sealed {
+		if k.Sealed && k.Type != storage.TypeEngine { // nobody needs an engine's
 			sealed = append(sealed, k.ChannelID+"/"+k.ID)
 		}
 	}

@@ -15,8 +15,9 @@ import (
 
 // engines is what the settings say of engines: which there are, and where their dead letters and history are kept.
 type engines struct {
-	context engine.Context
-	tables  engine.Config
+	context  engine.Context
+	settings map[string]engine.Setting
+	tables   engine.Config
 }
 
 // engineSettings reads the settings of the group Engines. The errors are *SettingError.
@@ -31,9 +32,8 @@ func (c *Config) engineSettings() (engines, error) {
 		return e, settingError("EngineContext", c.EngineContext)
 	}
 	if c.Engines != "" {
-		further := map[string]engine.Engine{}
-		if err = strictJSON(c.Engines, &further); err == nil {
-			e.context, err = e.context.With(further)
+		if err = strictJSON(c.Engines, &e.settings); err == nil {
+			e.context, err = e.context.WithSettings(e.settings)
 		}
 		if err != nil {
 			return e, settingError("Engines", c.Engines).because(err)

@@ -41,8 +41,16 @@ func (p *parts) start(ctx context.Context) {
 // assemble makes the parts and connects them. Requeues and purges of many end with detached.
 func (a *App) assemble(ctx, detached context.Context) (*parts, error) {
 	p := &parts{}
-	b, err := a.newBroker()
+	r, err := a.newRuntime()
 	if err != nil {
+		return nil, err
+	}
+	b, err := a.newBroker(r.brokerEngines())
+	if err != nil {
+		return nil, err
+	}
+	r.kick = b.Kick
+	if err := a.join(ctx, r); err != nil {
 		return nil, err
 	}
 	summary, err := a.newSummary()
@@ -55,20 +63,21 @@ func (a *App) assemble(ctx, detached context.Context) (*parts, error) {
 	}
 	p.background = []background{
 		{"the broker", b.Start, b.Stop},
+		{"the engines", r.Start, r.Stop},
 		{"the dead-letter summary", summary.Start, summary.Stop},
 		{"retention", retention.Start, retention.Stop},
 		{"pruning", a.pruner.Start, a.pruner.Stop},
 	}
-	if p.api, err = a.newAPI(ctx, detached, b, summary); err != nil {
+	if p.api, err = a.newAPI(ctx, detached, b, summary, r); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-func (a *App) newBroker() (*broker.Broker, error) {
+func (a *App) newBroker(engines map[string]broker.Engine) (*broker.Broker, error) {
 	c := &a.config
 	return broker.New(broker.Options{
-		Store: a.store, Registerer: a.registry, Log: a.log, InstanceID: a.instance,
+		Store: a.store, Registerer: a.registry, Log: a.log, InstanceID: a.instance, Engines: engines,
 		MaxRetry: c.BrokerMaxRetry, Backoff: c.BrokerRetryBackoff,
 		DeliveryTimeout: c.BrokerDeliveryTimeout, RationalDelay: c.BrokerRationalDelay,
 		SchedulerInterval: c.SchedulerInterval, Concurrency: c.BrokerConcurrency,
@@ -109,7 +118,7 @@ func withoutSecrets(destination string) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
-func (a *App) newAPI(ctx, detached context.Context, b *broker.Broker, s *dlqsummary.Summary) (*web.Server, error) {
+func (a *App) newAPI(ctx, detached context.Context, b *broker.Broker, s *dlqsummary.Summary, r *runtime) (*web.Server, error) {
 	c := &a.config
 	secret, err := c.gatewaySecret()
 	if err != nil {
@@ -124,7 +133,7 @@ func (a *App) newAPI(ctx, detached context.Context, b *broker.Broker, s *dlqsumm
 		return nil, err
 	}
 	return web.New(web.Options{
-		EngineTables: a.store, Engines: a.engines.context, TokenKey: tokenKey,
+		EngineTables: a.store, Engines: a.engines.context, EngineRunner: r, TokenKey: tokenKey,
 		Store: a.store, Broadcaster: broadcaster{b}, Kicker: b, DeadCounter: deadCounter{s},
 		Unavailable: unavailable, Stale: func(err error) bool { return errors.Is(err, broker.ErrStale) }, Ready: a.ready, Status: a.status,
 		Metrics: telemetry.MetricsHandler(a.registry, a.log), Registerer: a.registry, Log: a.log,
