@@ -173,8 +173,8 @@ func TestEngineFails(t *testing.T) {
 		text     string
 	}{
 		{"plainly", func(context.Context, storage.ClaimedJob) broker.Execution {
-			return broker.Execution{Err: errors.New("no key\n")}
-		}, 2, "engine", "no key "},
+			return broker.Execution{Err: errors.New("no\nkey")}
+		}, 2, "engine", "no key"},
 		{"with a class", func(context.Context, storage.ClaimedJob) broker.Execution {
 			return broker.Execution{Err: errors.New("no key"), Class: "vault"}
 		}, 2, "vault", "no key"},

@@ -49,9 +49,9 @@ type Consumer struct {
 }
 
 // Engine is the engine whose dead letters and history its jobs are in: its own id where it is an engine.
-func (k *Consumer) Engine() string {
-	if k.Type == TypeEngine {
-		return k.ID
+func (c *Consumer) Engine() string {
+	if c.Type == TypeEngine {
+		return c.ID
 	}
 	return EngineDelivery
 }
