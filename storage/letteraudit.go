@@ -23,15 +23,14 @@ type LetterDrift struct {
 // 2 s for a million of each, and looks again at those that do not match: one that is reported had no counterpart
 // in one snapshot. A consumer that is gone has no drift.
 func (s *Store) AuditDeadLetters(ctx context.Context, consumerKey uint32) (LetterDrift, error) {
-	a := letterAudit{s: s, consumerKey: consumerKey}
-	err := s.db.QueryRowContext(ctx, `SELECT ch.channelId, k.consumerId FROM consumer k JOIN channel ch ON ch.id = k.channelId WHERE k.id = ?`, consumerKey).
-		Scan(&a.channelID, &a.consumerID)
-	if errors.Is(err, sql.ErrNoRows) {
+	of, err := ownerOf(ctx, s.db, consumerKey)
+	if errors.Is(err, ErrNotFound) {
 		return LetterDrift{}, nil
 	}
 	if err != nil {
 		return LetterDrift{}, err
 	}
+	a := letterAudit{s: s, consumerKey: consumerKey, of: of}
 	if err := a.merge(ctx); err != nil {
 		return LetterDrift{}, err
 	}
@@ -86,10 +85,10 @@ func (r *deathReader) take() death {
 
 // letterAudit is an audit of one consumer.
 type letterAudit struct {
-	s                     *Store
-	consumerKey           uint32
-	channelID, consumerID string
-	found                 LetterDrift
+	s           *Store
+	consumerKey uint32
+	of          owner
+	found       LetterDrift
 
 	// What has no counterpart in a chunk that was read at another time; less than a chunk of each.
 	unmatchedJobs, unmatchedLetters []death
@@ -132,20 +131,24 @@ func (a *letterAudit) merge(ctx context.Context) error {
 func (a *letterAudit) jobs(ctx context.Context, after death) ([]death, error) {
 	return collect(ctx, a.s.db, func(rows *sql.Rows) (d death, err error) {
 		err = rows.Scan(&d.job, &d.at)
-		d.rowKey = deliveryRowKey(d.job, d.at)
+		d.rowKey = deathRowKey(d.job, d.at)
 		return d, err
 	}, `SELECT id, statusChangedAt FROM job FORCE INDEX (changed)
 		WHERE consumerId = ? AND status = 1004 AND statusChangedAt >= ? AND (statusChangedAt > ? OR id > ?)
 		ORDER BY statusChangedAt, id LIMIT ?`, a.consumerKey, after.at, after.at, after.job, letterChunk)
 }
 
-// letters are also those of other channels' consumers of this id: the key does not hold the channel, and a chunk that
-// looked for one channel's alone might have to read all.
+// letters are also those of other channels' consumers of this id, and of an engine what came from outside: the keys do not
+// hold the channel, and a chunk that looked for one channel's alone might have to read all.
 func (a *letterAudit) letters(ctx context.Context, after death) ([]death, error) {
+	index, where, args := `latest`, ``, []any{}
+	if a.of.engine == EngineDelivery {
+		index, where, args = `instance`, `InstanceId = ? AND `, []any{a.of.id}
+	}
 	return collect(ctx, a.s.db, func(rows *sql.Rows) (d death, err error) { return d, rows.Scan(&d.at, &d.rowKey) },
-		`SELECT LastFailureAtUtc, RowKey FROM `+a.s.tables.dlq+` FORCE INDEX (instance)
-		WHERE InstanceId = ? AND PartitionKey = 'delivery' AND Status = 'Pending' AND LastFailureAtUtc >= ? AND (LastFailureAtUtc > ? OR RowKey > ?)
-		ORDER BY LastFailureAtUtc, RowKey LIMIT ?`, a.consumerID, after.at, after.at, after.rowKey, letterChunk)
+		`SELECT LastFailureAtUtc, RowKey FROM `+a.s.tables.dlq+` FORCE INDEX (`+index+`)
+		WHERE `+where+`PartitionKey = ? AND Status = 'Pending' AND LastFailureAtUtc >= ? AND (LastFailureAtUtc > ? OR RowKey > ?)
+		ORDER BY LastFailureAtUtc, RowKey LIMIT ?`, append(args, a.of.engine, after.at, after.at, after.rowKey, letterChunk)...)
 }
 
 // rowKeyOfJob is SQL for the row key of the dead letter of job j.
@@ -156,7 +159,7 @@ func (a *letterAudit) checkJobs(ctx context.Context) error {
 	if len(a.unmatchedJobs) == 0 {
 		return nil
 	}
-	args := make([]any, 0, len(a.unmatchedJobs)+1)
+	args := make([]any, 0, len(a.unmatchedJobs)+2)
 	for _, d := range a.unmatchedJobs {
 		args = append(args, d.job)
 	}
@@ -164,7 +167,7 @@ func (a *letterAudit) checkJobs(ctx context.Context) error {
 	var n int64
 	err := a.s.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM job j FORCE INDEX (PRIMARY)
 		WHERE j.id IN (`+placeholders("?", len(args))+`) AND j.consumerId = ? AND j.status = 1004 AND NOT EXISTS (SELECT 1 FROM `+a.s.tables.dlq+` d FORCE INDEX (PRIMARY)
-			WHERE d.PartitionKey = 'delivery' AND d.Status = 'Pending' AND d.RowKey = `+rowKeyOfJob+`)`, append(args, a.consumerKey)...).Scan(&n)
+			WHERE d.PartitionKey = ? AND d.Status = 'Pending' AND d.RowKey = `+rowKeyOfJob+`)`, append(args, a.consumerKey, a.of.engine)...).Scan(&n)
 	a.found.Missing += n
 	return err
 }
@@ -175,16 +178,17 @@ func (a *letterAudit) checkLetters(ctx context.Context) error {
 	if len(a.unmatchedLetters) == 0 {
 		return nil
 	}
-	args := make([]any, 0, len(a.unmatchedLetters)+2)
+	args := make([]any, 0, len(a.unmatchedLetters)+3)
+	args = append(args, a.of.engine)
 	for _, d := range a.unmatchedLetters {
 		args = append(args, d.rowKey)
 	}
 	a.unmatchedLetters = a.unmatchedLetters[:0]
 	var n int64
 	err := a.s.db.QueryRowContext(ctx, `SELECT COUNT(*) FROM `+a.s.tables.dlq+` d FORCE INDEX (PRIMARY)
-		WHERE d.PartitionKey = 'delivery' AND d.RowKey IN (`+placeholders("?", len(args))+`) AND d.Status = 'Pending' AND d.OriginalQueue = ?
+		WHERE d.PartitionKey = ? AND d.RowKey IN (`+placeholders("?", len(args)-1)+`) AND d.Status = 'Pending' AND d.OriginalQueue = ? AND d.JobId IS NOT NULL
 			AND NOT EXISTS (SELECT 1 FROM job j FORCE INDEX (PRIMARY) WHERE j.id = d.JobId AND j.consumerId = ? AND j.status = 1004 AND d.RowKey = `+rowKeyOfJob+`)`,
-		append(args, a.channelID, a.consumerKey)...).Scan(&n)
+		append(args, a.of.channelID, a.consumerKey)...).Scan(&n)
 	a.found.Stray += n
 	return err
 }

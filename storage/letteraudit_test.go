@@ -3,12 +3,13 @@ package storage_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redrive-mq/redrive/storage"
 )
 
-// die makes n dead jobs of a consumer with their dead letters, three of them at an instant, from number first on.
-func (w *world) die(k *storage.Consumer, first, n int) {
+// dieMany makes n dead jobs of a consumer with their dead letters, three of them at an instant, from number first on.
+func (w *world) dieMany(k *storage.Consumer, first, n int) {
 	w.t.Helper()
 	w.exec(`INSERT INTO job (id, messageId, consumerId, status, statusChangedAt, precedence, retryAttemptCount)
 		SELECT UNHEX(LPAD(HEX(? + n), 24, '0')), UNHEX(LPAD(HEX(n), 24, '0')), ?, 1004, '2020-05-04 03:02:01.123456' + INTERVAL n DIV 3 SECOND, 0, 5
@@ -33,16 +34,24 @@ func TestAuditDeadLetters(t *testing.T) {
 	w := newWorld(t, nil)
 	k, other := w.consumer("k", storage.TypePush), w.consumer("other", storage.TypePush)
 	const n = 4100
-	w.die(k, 1, n)
-	w.die(other, 100_001, 7)
+	w.dieMany(k, 1, n)
+	w.dieMany(other, 100_001, 7)
 	// A consumer of the same id in another channel, whose dead letters are not k's.
 	elsewhere := must(w.PutChannel(w.ctx, storage.PutStakeholder{ID: "elsewhere", Name: "Elsewhere", Token: "t"}))
 	twin := must(w.PutConsumer(w.ctx, storage.PutConsumer{PutStakeholder: storage.PutStakeholder{ID: "k", Name: "Twin", Token: "t"},
 		ChannelKey: elsewhere.Key, Type: storage.TypePush, CallbackURL: "http://twin.example/"}))
-	w.die(twin, 200_001, 2500)
-	for _, c := range []*storage.Consumer{k, other, twin} {
+	w.dieMany(twin, 200_001, 2500)
+	// An engine, which has dead letters from outside as well.
+	eng := must(w.PutEngineQueue(w.ctx, "hmac", "hmac-rotation-queue"))
+	w.dieMany(eng, 300_001, 2100)
+	must(w.AddDeadLetter(w.ctx, storage.DeadLetter{Engine: "hmac", InstanceID: "hmac", OriginalQueue: "hmac-rotation-queue", OriginalMessage: []byte(`{}`),
+		ErrorMessage: "e", DequeueCount: 1, FirstFailureAt: time.Unix(1e9, 0), LastFailureAt: time.Unix(1e9, 0), CorrelationID: "c"}))
+	for _, c := range []*storage.Consumer{k, other, twin, eng} {
 		w.wantDrift(c, storage.LetterDrift{})
 	}
+	w.exec(`DELETE FROM engineDlq WHERE PartitionKey = 'hmac' AND JobId IS NOT NULL ORDER BY RowKey LIMIT 5`)
+	w.exec(`UPDATE job SET status = 1001 WHERE consumerId = ? ORDER BY id DESC LIMIT 2`, eng.Key)
+	w.wantDrift(eng, storage.LetterDrift{Missing: 5, Stray: 2})
 	w.exec(`DELETE FROM engineDlq WHERE OriginalQueue = 'orders' AND InstanceId = 'k' ORDER BY RowKey LIMIT 2100`)
 	w.wantDrift(k, storage.LetterDrift{Missing: 2100})
 	w.exec(`UPDATE engineDlq SET Status = 'Resolved' WHERE OriginalQueue = 'orders' AND InstanceId = 'k' ORDER BY RowKey DESC LIMIT 3`)
@@ -72,7 +81,7 @@ func TestAuditDeadLettersInTraffic(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	k := w.consumer("k", storage.TypePush)
-	w.die(k, 1, 4100)
+	w.dieMany(k, 1, 4100)
 	looked, checked := 0, 0
 	r := &recorder{before: func(query string) {
 		switch {
