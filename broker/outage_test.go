@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -133,4 +134,52 @@ func TestRefusedOutcomeIsFoundOut(t *testing.T) {
 	b := w.start(o)
 	w.broadcast(b, broker.Broadcast{MessageID: "bad"})
 	w.waitJobs(k, storage.StatusDelivered, 30)
+}
+
+// A lease that ran out while the database was away is left alone for a while after it: its outcome, which could not be
+// written in time, comes first. A job whose instance is lost is taken back nonetheless, a little later.
+func TestAnOutageCostsNoAttempt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var out atomic.Bool
+	var unread, polls atomic.Int32 // statements of polls: in the outage, and after it
+	s := newSink(t, func(*http.Request) int { out.Store(true); return http.StatusOK })
+	k := w.consumer("k", s.URL, storage.TypePush)
+	o := w.fast()
+	o.MaxRetry = 0 // one lost attempt and it would be dead
+	o.DeliveryTimeout, o.RationalDelay = time.Second, time.Millisecond
+	o.SchedulerInterval = time.Hour // so that of its loops poll alone reads the catalog
+	o.Store = w.unreliable(func(query string) error {
+		poll := strings.HasPrefix(query, "SELECT c.id, EXISTS")
+		switch {
+		case out.Load():
+			if poll || strings.Contains(query, "FROM catalog") {
+				unread.Add(1)
+			}
+			return mysql.ErrInvalidConn
+		case unread.Load() == 0:
+		case poll:
+			polls.Add(1)
+		case strings.Contains(query, "SET status = 1003") && polls.Load() < 3:
+			return mysql.ErrInvalidConn // two polls end before the outcome can be written
+		}
+		return nil
+	})
+	w.queue(k, 1)
+	w.start(o)
+	s.wait(t, 1)
+	lost := &storage.NewMessage{Key: storage.NewID(), ChannelKey: w.channel.Key, ProducerKey: w.producer.Key, MessageID: "lost", ContentType: "text/plain",
+		Jobs: []storage.NewJob{{ID: storage.NewID(), ConsumerKey: k.Key, Leased: true}}}
+	if err := w.store.Accept(w.ctx, 0, storage.Lease{Owner: storage.NewID(), Token: 1, For: time.Millisecond}, []*storage.NewMessage{lost}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool {
+		return unread.Load() > 0 && w.number(`SELECT COUNT(*) FROM job WHERE status = 1002 AND dueAt < NOW(6)`) == 2
+	})
+	out.Store(false)
+	w.waitJobs(k, storage.StatusDelivered, 1)
+	w.waitJobs(k, storage.StatusDead, 1)
+	if n := w.number(`SELECT COUNT(*) FROM job j JOIN message m ON m.id = j.messageId WHERE m.messageId = 'lost' AND j.status = 1004 AND j.lastErrorClass = 'lease_lost'`); n != 1 {
+		t.Error("another job than the lost one is dead")
+	}
 }

@@ -19,16 +19,20 @@ const (
 	auditPause = 200 * time.Millisecond
 )
 
-// Drift is what one consumer's number is off by: shown less true. Anything but 0 means that somebody wrote to
-// dlq_summary or dlqCounted past this program.
+// Drift is what one consumer's number is off by: shown less true; and where its dead letters are not those of its dead
+// jobs. Anything but 0 means that somebody wrote to dlq_summary, job or the dead letters past this program.
 type Drift struct {
 	ConsumerKey           uint32
 	ChannelID, ConsumerID string
 	Drift                 int64
+	Letters               storage.LetterDrift
 }
 
-// Audit compares every consumer's number with its dead jobs, one consumer at a time, and returns all of them. It reads
-// every dead job's index entry. It takes no lock: background audits do.
+// none tells that nothing is wrong.
+func (d Drift) none() bool { return d.Drift == 0 && d.Letters == storage.LetterDrift{} }
+
+// Audit compares every consumer's number and dead letters with its dead jobs, one consumer at a time, and returns all of
+// them. It reads the index entries of every dead job and its dead letter. It takes no lock: background audits do.
 func (s *Summary) Audit(ctx context.Context) ([]Drift, error) {
 	return s.audit(ctx, func(Drift) bool { return true })
 }
@@ -51,20 +55,37 @@ func (s *Summary) audit(ctx context.Context, wanted func(Drift) bool) ([]Drift, 
 		if d.Drift, err = s.store.DeadDrift(ctx, d.ConsumerKey); err != nil {
 			return out, fmt.Errorf("audit of channel %q, consumer %q: %w", d.ChannelID, d.ConsumerID, err)
 		}
-		before := s.drift.set(d)
-		switch {
-		case d.Drift != 0 && d.Drift != before:
-			s.log.ErrorContext(ctx, "the number of dead jobs shown is wrong: somebody changed dlq_summary or dlqCounted by hand; "+
-				"run `redrive dlq repair` to set it right", "channel", d.ChannelID, "consumer", d.ConsumerID, "drift", d.Drift)
-		case d.Drift == 0 && before != 0:
-			s.log.InfoContext(ctx, "the number of dead jobs is right again", "channel", d.ChannelID, "consumer", d.ConsumerID, "driftWas", before)
+		if d.Letters, err = s.store.AuditDeadLetters(ctx, d.ConsumerKey); err != nil {
+			return out, fmt.Errorf("audit of the dead letters of channel %q, consumer %q: %w", d.ChannelID, d.ConsumerID, err)
 		}
+		s.tell(ctx, s.drift.set(d), d)
 		out = append(out, d)
 	}
 	return out, nil
 }
 
-// Repair sets every consumer's number right and returns the drift that each had. Counts are Exact afterwards; other
+// tell logs what an audit found that was not known before.
+func (s *Summary) tell(ctx context.Context, before, d Drift) {
+	if d.Drift != before.Drift {
+		if d.Drift != 0 {
+			s.log.ErrorContext(ctx, "the number of dead jobs shown is wrong: somebody changed dlq_summary or dlqCounted by hand; "+
+				"run `redrive dlq repair` to set it right", "channel", d.ChannelID, "consumer", d.ConsumerID, "drift", d.Drift)
+		} else {
+			s.log.InfoContext(ctx, "the number of dead jobs is right again", "channel", d.ChannelID, "consumer", d.ConsumerID, "driftWas", before.Drift)
+		}
+	}
+	if d.Letters != before.Letters {
+		if (d.Letters != storage.LetterDrift{}) {
+			s.log.ErrorContext(ctx, "the dead letters are not those of the dead jobs: somebody changed either by hand; "+
+				"run `redrive dlq repair` to set them right", "channel", d.ChannelID, "consumer", d.ConsumerID,
+				"missing", d.Letters.Missing, "stray", d.Letters.Stray)
+		} else {
+			s.log.InfoContext(ctx, "the dead letters are those of the dead jobs again", "channel", d.ChannelID, "consumer", d.ConsumerID)
+		}
+	}
+}
+
+// Repair sets every consumer's number and dead letters right and returns the drift that each number had. Counts are Exact afterwards; other
 // instances that know of a drift see that it is gone within some minutes.
 func (s *Summary) Repair(ctx context.Context) ([]Drift, error) {
 	consumers, err := s.consumers(ctx)
@@ -124,7 +145,7 @@ func (s *Summary) auditForever(ctx context.Context) {
 	full := time.Now().Add(spread(min(s.o.AuditInterval, firstAudit)))
 	for {
 		wait := time.Until(full)
-		if !s.drift.none() {
+		if !s.drift.calm() {
 			wait = min(wait, recheckEvery)
 		}
 		if !pause(ctx, wait) {
@@ -132,7 +153,7 @@ func (s *Summary) auditForever(ctx context.Context) {
 		}
 		everything := !time.Now().Before(full)
 		err := s.store.Hold(ctx, lockAudit, s.o.Owner, s.o.LockTTL, func(ctx context.Context) error {
-			_, err := s.audit(ctx, func(d Drift) bool { return everything || s.drift.of(d.ConsumerKey) != 0 })
+			_, err := s.audit(ctx, func(d Drift) bool { return everything || !s.drift.of(d.ConsumerKey).none() })
 			return err
 		})
 		switch {
@@ -171,13 +192,13 @@ type driftBook struct {
 }
 
 // set notes a drift and returns the one known before.
-func (b *driftBook) set(d Drift) (before int64) {
+func (b *driftBook) set(d Drift) (before Drift) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.known == nil {
 		b.known = map[uint32]Drift{}
 	}
-	before = b.known[d.ConsumerKey].Drift
+	before = b.known[d.ConsumerKey]
 	b.known[d.ConsumerKey] = d
 	return before
 }
@@ -197,10 +218,10 @@ func (b *driftBook) keep(consumers []Drift) {
 	}
 }
 
-func (b *driftBook) of(consumerKey uint32) int64 {
+func (b *driftBook) of(consumerKey uint32) Drift {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.known[consumerKey].Drift
+	return b.known[consumerKey]
 }
 
 func (b *driftBook) all() []Drift {
@@ -213,12 +234,17 @@ func (b *driftBook) all() []Drift {
 	return out
 }
 
-// none tells that no drift is known.
-func (b *driftBook) none() bool {
+// exact tells that no number is known to be wrong.
+func (b *driftBook) exact() bool { return b.each(func(d Drift) bool { return d.Drift == 0 }) }
+
+// calm tells that nothing is known to be wrong.
+func (b *driftBook) calm() bool { return b.each(Drift.none) }
+
+func (b *driftBook) each(holds func(Drift) bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, d := range b.known {
-		if d.Drift != 0 {
+		if !holds(d) {
 			return false
 		}
 	}

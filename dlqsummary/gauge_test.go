@@ -112,12 +112,12 @@ func TestMetricNames(t *testing.T) {
 	for _, f := range families {
 		names = append(names, f.GetName())
 	}
-	want := "dead_job_count queued_job_count redrive_dead_jobs_drift redrive_dlq_cycle_duration_seconds redrive_dlq_cycles_total " +
+	want := "dead_job_count queued_job_count redrive_dead_jobs_drift redrive_dead_letters_drift redrive_dlq_cycle_duration_seconds redrive_dlq_cycles_total " +
 		"redrive_dlq_rows_read_total redrive_dlq_scrape_errors_total redrive_dlq_uncounted_jobs"
 	if got := strings.Join(names, " "); got != want {
 		t.Errorf("metrics:\n%s\nwant:\n%s", got, want)
 	}
-	problems, err := testutil.GatherAndLint(reg, "redrive_dead_jobs_drift", "redrive_dlq_cycle_duration_seconds", "redrive_dlq_cycles_total",
+	problems, err := testutil.GatherAndLint(reg, "redrive_dead_jobs_drift", "redrive_dead_letters_drift", "redrive_dlq_cycle_duration_seconds", "redrive_dlq_cycles_total",
 		"redrive_dlq_rows_read_total", "redrive_dlq_scrape_errors_total", "redrive_dlq_uncounted_jobs")
 	if err != nil || len(problems) > 0 {
 		t.Errorf("%v %v", problems, err)

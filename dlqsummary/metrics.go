@@ -59,6 +59,9 @@ var (
 	driftDesc = prometheus.NewDesc("redrive_dead_jobs_drift",
 		"What the last audit by this instance found a consumer's number of dead jobs to be off by; anything but 0 wants `redrive dlq repair`.",
 		[]string{"channel", "consumer"}, nil)
+	lettersDriftDesc = prometheus.NewDesc("redrive_dead_letters_drift",
+		"Dead jobs without a dead letter and dead letters without a dead job that the last audit by this instance found; anything but 0 wants `redrive dlq repair`.",
+		[]string{"channel", "consumer"}, nil)
 )
 
 // collector reads the database at every scrape, so every instance shows the same truth. What cannot be read is left
@@ -70,6 +73,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- queuedDesc
 	ch <- uncountedDesc
 	ch <- driftDesc
+	ch <- lettersDriftDesc
 }
 
 func (c collector) Collect(ch chan<- prometheus.Metric) {
@@ -96,6 +100,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, d := range c.s.drift.all() {
 		c.gauge(ch, driftDesc, d.Drift, d.ChannelID, d.ConsumerID)
+		c.gauge(ch, lettersDriftDesc, d.Letters.Missing+d.Letters.Stray, d.ChannelID, d.ConsumerID)
 	}
 	c.s.scrapes.note(ctx, c.s.log, errors.Join(deadErr, queuedErr))
 }

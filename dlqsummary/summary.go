@@ -46,8 +46,8 @@ type Options struct {
 	// FoldThreshold: a read of the counts that had to add up more uncounted rows than this wakes the counter before
 	// its time, so that the next read is cheap; default 5000.
 	FoldThreshold int64
-	// AuditInterval is the time between two audits by this instance, each about a second for three million dead
-	// jobs; default 24 h, negative: no audits.
+	// AuditInterval is the time between two audits by this instance, some seconds for a million dead jobs, in
+	// short statements; default 24 h, negative: no audits.
 	AuditInterval time.Duration
 	// LockTTL is how long a crashed instance's lock blocks the others; default 30 s, at least 100 ms. A living
 	// holder renews it at a third of that.
@@ -188,5 +188,5 @@ func (s *Summary) Counts(ctx context.Context) (Counts, error) {
 		default: // it is awake already
 		}
 	}
-	return Counts{DeadCounts: counts, Exact: s.drift.none()}, nil
+	return Counts{DeadCounts: counts, Exact: s.drift.exact()}, nil
 }

@@ -117,7 +117,7 @@ func (r *Retention) Stop(ctx context.Context) error {
 }
 
 func (r *Retention) forever(ctx context.Context) {
-	failing := false
+	var trouble string // the class of the failure that was logged last; empty: none since it last worked
 	for {
 		sleep := r.o.Interval + rand.N(r.o.Interval/10+1)
 		_, err := r.Run(ctx, false)
@@ -125,15 +125,18 @@ func (r *Retention) forever(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, storage.ErrLocked):
-			// Another instance is at it.
+			// Another instance is at it, which says nothing of this one.
 		case err != nil:
 			r.failures.Inc()
-			if !failing {
+			if class := failureClass(err); class != trouble {
+				trouble = class
 				r.o.Log.Error("what is past its retention could not be removed, trying again", "error", err)
 			}
 			sleep = min(sleep, retentionRetry)
+		case trouble != "":
+			trouble = ""
+			r.o.Log.Info("removes again what is past its retention")
 		}
-		failing = err != nil && !errors.Is(err, storage.ErrLocked)
 		timer := time.NewTimer(sleep)
 		select {
 		case <-ctx.Done():
@@ -142,6 +145,31 @@ func (r *Retention) forever(ctx context.Context) {
 		case <-timer.C:
 		}
 	}
+}
+
+// stepError is the failure of a step of a run.
+type stepError struct {
+	step string
+	err  error
+}
+
+func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }
+func (e *stepError) Unwrap() error { return e.err }
+
+// failureClass is what tells failures apart that an operator treats differently: the step that failed, and whether the
+// database was away or refused it. Texts do not: addresses and ports are in them.
+func failureClass(err error) string {
+	class := "other"
+	switch {
+	case storage.IsUnavailable(err):
+		class = "unavailable"
+	case storage.IsRejected(err):
+		class = "rejected"
+	}
+	if step, ok := errors.AsType[*stepError](err); ok {
+		class = step.step + ", " + class
+	}
+	return class
 }
 
 // Run removes what is past its retention, in bounded transactions under a lock, and makes the history's partitions of the
@@ -154,7 +182,7 @@ func (r *Retention) Run(ctx context.Context, dryRun bool) (Removed, error) {
 	var out Removed
 	err := r.o.Store.Hold(ctx, lockRetention, r.o.Owner, r.o.LockTTL, func(ctx context.Context) (err error) {
 		if err := r.o.Store.EnsureHistoryPartitions(ctx, partitionsMade); err != nil {
-			return fmt.Errorf("make the history's partitions: %w", err)
+			return &stepError{"make the history's partitions", err}
 		}
 		out, err = r.remove(ctx, false)
 		return err
@@ -172,7 +200,7 @@ func (r *Retention) remove(ctx context.Context, dryRun bool) (out Removed, err e
 	for more := true; more; {
 		var n int64
 		if n, more, err = r.o.Store.PruneDeadLetters(ctx, time.Duration(r.o.Days)*day, retentionBatch, dryRun); err != nil {
-			return out, fmt.Errorf("remove dead letters: %w", err)
+			return out, &stepError{"remove dead letters", err}
 		}
 		out.DeadLetters += n
 		if dryRun {
@@ -185,7 +213,7 @@ func (r *Retention) remove(ctx context.Context, dryRun bool) (out Removed, err e
 	}
 	out.Partitions, out.History, err = r.o.Store.DropHistoryPartitions(ctx, now.Add(-time.Duration(r.o.Days)*day), dryRun)
 	if err != nil {
-		return out, fmt.Errorf("drop the history's partitions: %w", err)
+		return out, &stepError{"drop the history's partitions", err}
 	}
 	return out, nil
 }

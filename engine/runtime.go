@@ -118,6 +118,12 @@ func (rt *Runtime) Engines() []Definition {
 	return out
 }
 
+// Executes tells whether an engine is executed here.
+func (rt *Runtime) Executes(name string) bool {
+	_, ok := rt.engine(name)
+	return ok
+}
+
 func (rt *Runtime) engine(name string) (Definition, bool) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()

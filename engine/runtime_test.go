@@ -221,7 +221,12 @@ func TestSingleton(t *testing.T) {
 		go func() { first <- w.Execute(context.Background(), name, message("first", `{"instanceId":"i"}`)) }()
 		<-begun
 		other := w.Execute(t.Context(), name, message("second", `{"instanceId":"i"}`))
-		if name == "spn" && (!other.Pending || other.Wait <= 0) || name == "tls" && (other.Pending || other.Err != nil) {
+		long := message("second", `{"instanceId":"i"}`)
+		long.ReceivedAt = time.Now().Add(-80 * time.Second)
+		if o := w.Execute(t.Context(), name, long); name == "spn" && (!o.Pending || o.Wait < 10*time.Second || o.Wait > 20*time.Second) {
+			t.Errorf("one that has waited for 80 s: %+v", o)
+		}
+		if name == "spn" && (!other.Pending || other.Wait != 2*time.Second) || name == "tls" && (other.Pending || other.Err != nil) {
 			t.Errorf("%s: another message of the instance: %+v", name, other)
 		}
 		go func() { first <- w.Execute(context.Background(), name, message("first", `{"instanceId":"i"}`)) }()

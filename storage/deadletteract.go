@@ -39,7 +39,12 @@ func (s *Store) AddDeadLetter(ctx context.Context, d DeadLetter) (created bool, 
 		if created, err = s.insertLetter(ctx, tx, letter); err != nil || created {
 			return err
 		}
-		// Another failure of the instance in the same microsecond has it.
+		// The same failure has it, if another call was faster, or another one of the instance in the same microsecond.
+		err = tx.QueryRowContext(ctx, `SELECT CorrelationId = ? AND LastFailureAtUtc = ? FROM `+s.tables.dlq+` WHERE PartitionKey = ? AND RowKey = ?`,
+			d.CorrelationID, at, d.Engine, letter.RowKey).Scan(&there)
+		if err != nil || there {
+			return err
+		}
 		unique := sha256.Sum256([]byte(d.CorrelationID))
 		letter.RowKey += "-" + hex.EncodeToString(unique[:4])
 		created, err = s.insertLetter(ctx, tx, letter)

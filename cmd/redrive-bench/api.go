@@ -62,9 +62,9 @@ func (a *api) putChannel(ctx context.Context, channel, history string) error {
 	return a.put(ctx, "/channel/"+channel, form)
 }
 
-func (a *api) putConsumer(ctx context.Context, channel, consumer, callbackURL string) error {
+func (a *api) putConsumer(ctx context.Context, channel, consumer, kind, callbackURL string) error {
 	return a.put(ctx, "/channel/"+channel+"/consumer/"+consumer,
-		url.Values{"token": {token}, "callbackUrl": {callbackURL}, "type": {"push"}})
+		url.Values{"token": {token}, "callbackUrl": {callbackURL}, "type": {kind}})
 }
 
 func (a *api) put(ctx context.Context, path string, form url.Values) error {
@@ -91,6 +91,47 @@ func (a *api) deadLetters(ctx context.Context, filter url.Values) (deadLetterPag
 	}
 	err := a.getJSON(ctx, "/api/dlq?"+filter.Encode(), &answer)
 	return answer.Data, err
+}
+
+// historyEntry is what a bench reads of an entry of the history.
+type historyEntry struct {
+	Engine        string    `json:"engine"`
+	InstanceID    string    `json:"instanceId"`
+	Operation     string    `json:"operation"`
+	Status        string    `json:"status"`
+	CorrelationID string    `json:"correlationId"`
+	CreatedAt     time.Time `json:"createdAtUtc"`
+}
+
+// historyPage is a page of the history.
+type historyPage struct {
+	Items             []historyEntry `json:"items"`
+	ContinuationToken string         `json:"continuationToken"`
+}
+
+// historyEntries asks for a page of /api/history.
+func (a *api) historyEntries(ctx context.Context, filter url.Values) (historyPage, error) {
+	var answer struct {
+		Data historyPage `json:"data"`
+	}
+	err := a.getJSON(ctx, "/api/history?"+filter.Encode(), &answer)
+	return answer.Data, err
+}
+
+// queuedJobs asks for the jobs that a pull consumer may take, and returns their messages' ids.
+func (a *api) queuedJobs(ctx context.Context, channel, consumer string, limit int) ([]string, error) {
+	var answer struct {
+		Result []struct{ Message struct{ MessageID string } }
+	}
+	path := fmt.Sprintf("/channel/%s/consumer/%s/queued-jobs?limit=%d", channel, consumer, limit)
+	if err := a.getJSON(ctx, path, &answer); err != nil {
+		return nil, err
+	}
+	ids := make([]string, len(answer.Result))
+	for i, j := range answer.Result {
+		ids[i] = j.Message.MessageID
+	}
+	return ids, nil
 }
 
 // jobCounts asks /job-status and returns a consumer's numbers of dead jobs and of all others.

@@ -21,14 +21,8 @@ type bench struct {
 
 // run measures all that the settings want, each --repeat times.
 func (b *bench) run(ctx context.Context) error {
-	simple := []struct {
-		name string
-		do   func(context.Context) error
-	}{{"accept", b.accept}, {"e2e", b.endToEnd}, {"idle", b.idle}}
-	for _, s := range simple {
-		if err := b.repeat(ctx, s.name, b.set.wants(s.name), s.do); err != nil {
-			return err
-		}
+	if err := b.each(ctx, []scenario{{"accept", b.accept}, {"e2e", b.endToEnd}, {"idle", b.idle}}); err != nil {
+		return err
 	}
 	// These share what is expensive, the dead jobs; only a purge uses them up.
 	if b.set.wants("status") || b.set.wants("cycle") || b.set.wants("purge") {
@@ -36,17 +30,26 @@ func (b *bench) run(ctx context.Context) error {
 			return err
 		}
 	}
-	return b.repeat(ctx, "requeue", b.set.wants("requeue"), b.requeue)
+	return b.each(ctx, []scenario{{"requeue", b.requeue}, {"pull", b.pull}, {"history", b.history}})
 }
 
-func (b *bench) repeat(ctx context.Context, name string, wanted bool, do func(context.Context) error) error {
-	if !wanted {
-		return nil
-	}
-	for n := range b.set.Repeat {
-		b.progress("%s, run %d of %d", name, n+1, b.set.Repeat)
-		if err := do(ctx); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+// scenario is one that needs nothing of the others.
+type scenario struct {
+	name string
+	do   func(context.Context) error
+}
+
+// each runs those of the scenarios that are wanted.
+func (b *bench) each(ctx context.Context, scenarios []scenario) error {
+	for _, s := range scenarios {
+		if !b.set.wants(s.name) {
+			continue
+		}
+		for n := range b.set.Repeat {
+			b.progress("%s, run %d of %d", s.name, n+1, b.set.Repeat)
+			if err := s.do(ctx); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
 		}
 	}
 	return nil

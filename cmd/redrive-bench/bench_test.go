@@ -27,6 +27,7 @@ func tiny(only ...string) settings {
 	s.Clients, s.Messages, s.PayloadBytes, s.Consumers = 8, 200, 64, 3
 	s.Duration, s.Rate, s.Dead, s.NewDead, s.Requeue = 200*time.Millisecond, 100, 50, 7, 300
 	s.Warmup, s.Samples, s.Cycles, s.RetryRate, s.Baseline = 10, 5, 2, 100, 100*time.Millisecond
+	s.Backlog, s.History = 120, 2000
 	s.Stall = 20 * time.Second
 	return s
 }
@@ -37,7 +38,7 @@ func benchOf(f *fakeBroker, set settings) *bench {
 
 func TestEveryScenarioMeasuresAndChecks(t *testing.T) {
 	t.Parallel()
-	set := tiny("accept", "e2e", "idle", "status", "cycle", "purge", "requeue")
+	set := tiny("accept", "e2e", "idle", "status", "cycle", "purge", "requeue", "pull", "history")
 	set.Repeat = 2
 	b := benchOf(newFakeBroker(t, &fakeBroker{}), set)
 	if err := b.run(t.Context()); err != nil {
@@ -93,6 +94,19 @@ func TestAWrongCountIsNoticed(t *testing.T) {
 		}
 		if err := publish(b.rep, "", io.Discard); !errors.Is(err, errWrong) {
 			t.Errorf("the end of %s is %v, not %v", scenario, err, errWrong)
+		}
+	}
+}
+
+func TestAWrongListIsNoticed(t *testing.T) {
+	t.Parallel()
+	for scenario, broken := range map[string]*fakeBroker{"pull": {swapQueued: true}, "history": {allHistory: true}} {
+		b := benchOf(newFakeBroker(t, broken), tiny(scenario))
+		if err := b.run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if b.rep.right() {
+			t.Errorf("%s did not notice that a list was wrong", scenario)
 		}
 	}
 }

@@ -2,10 +2,14 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +23,8 @@ type fakeBroker struct {
 	showExtra  int64 // /dlq-status is wrong by this
 	noMetrics  bool  // the histogram is missing
 	keepOnFail bool  // requeue answers 500
+	swapQueued bool  // queued-jobs shows the second job first
+	allHistory bool  // /api/history knows no filter
 
 	srv    *httptest.Server
 	client *http.Client
@@ -27,6 +33,8 @@ type fakeBroker struct {
 	mu        sync.Mutex
 	consumers map[string][]fakeConsumer // by channel
 	dead      map[string][]string       // message ids by channel/consumer
+	queued    map[string][]string       // likewise
+	past      historySpec
 	accepted  int
 	cycles    int
 }
@@ -46,7 +54,7 @@ func newFakeBroker(t *testing.T, f *fakeBroker) *fakeBroker {
 
 // handler makes the broker ready and returns its endpoints.
 func (f *fakeBroker) handler() http.Handler {
-	f.consumers, f.dead = map[string][]fakeConsumer{}, map[string][]string{}
+	f.forget()
 	f.client = &http.Client{Transport: newTransport(64)}
 	mux := http.NewServeMux()
 	mux.HandleFunc("PUT /producer/{p}", func(http.ResponseWriter, *http.Request) {})
@@ -64,9 +72,15 @@ func (f *fakeBroker) handler() http.Handler {
 		}
 		fmt.Fprint(w, `{"data":{"items":[{}]}}`)
 	})
+	mux.HandleFunc("GET /channel/{c}/consumer/{k}/queued-jobs", f.queuedJobs)
+	mux.HandleFunc("GET /api/history", f.history)
 	mux.HandleFunc("GET /metrics", f.metrics)
 	mux.HandleFunc("GET /readyz", func(http.ResponseWriter, *http.Request) {})
 	return mux
+}
+
+func (f *fakeBroker) forget() {
+	f.consumers, f.dead, f.queued = map[string][]fakeConsumer{}, map[string][]string{}, map[string][]string{}
 }
 
 // open returns what a bench takes for a new world: a new sink before the same broker.
@@ -76,7 +90,7 @@ func (f *fakeBroker) open(context.Context, map[string]string) (*world, error) {
 		return nil, err
 	}
 	f.mu.Lock()
-	f.consumers, f.dead = map[string][]fakeConsumer{}, map[string][]string{}
+	f.forget()
 	f.mu.Unlock()
 	client := newAPI(f.srv.URL)
 	return &world{
@@ -163,6 +177,47 @@ func (f *fakeBroker) take(r *http.Request) []string {
 	return ids
 }
 
+func (f *fakeBroker) queuedJobs(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	ids := slices.Clone(f.queued[r.PathValue("c")+"/"+r.PathValue("k")])
+	f.mu.Unlock()
+	if f.swapQueued {
+		ids[0], ids[1] = ids[1], ids[0]
+	}
+	limit, err := strconv.Atoi(r.FormValue("limit"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	var jobs []string
+	for _, id := range ids[:min(limit, len(ids))] {
+		jobs = append(jobs, fmt.Sprintf(`{"Message":{"MessageID":%q}}`, id))
+	}
+	fmt.Fprintf(w, `{"Result":[%s]}`, strings.Join(jobs, ","))
+}
+
+// history answers with two pages at most.
+func (f *fakeBroker) history(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	spec := f.past
+	f.mu.Unlock()
+	var filter url.Values
+	if !f.allHistory {
+		filter = r.URL.Query()
+	}
+	var page historyPage
+	page.Items = spec.latest(filter, 2*historyRows)
+	first := page.Items[:min(historyRows, len(page.Items))]
+	if r.FormValue("continuationToken") != "" {
+		page.Items = page.Items[len(first):]
+	} else if len(first) < len(page.Items) {
+		page = historyPage{first, "next"}
+	}
+	if err := json.NewEncoder(w).Encode(map[string]historyPage{"data": page}); err != nil {
+		panic(err)
+	}
+}
+
 func (f *fakeBroker) dlqStatus(w http.ResponseWriter, _ *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -179,7 +234,7 @@ func (f *fakeBroker) jobStatus(w http.ResponseWriter, _ *http.Request) {
 	defer f.mu.Unlock()
 	var rows []string
 	f.each(func(c, k string, n int) {
-		rows = append(rows, fmt.Sprintf(`%q:{%q:[{"status":1004,"count":%d}]}`, c, k, n))
+		rows = append(rows, fmt.Sprintf(`%q:{%q:[{"status":1004,"count":%d},{"status":"QUEUED","count":%d}]}`, c, k, n, len(f.queued[c+"/"+k])))
 	})
 	fmt.Fprintf(w, "{%s}", strings.Join(rows, ","))
 }
@@ -211,8 +266,12 @@ func (f *fakeBroker) Seed(_ context.Context, spec seedSpec) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	key := spec.Channel + "/" + spec.Consumer
+	into := f.dead
+	if spec.Queued {
+		into = f.queued
+	}
 	for i := range spec.Flow.sent {
-		f.dead[key] = append(f.dead[key], spec.Flow.id(i))
+		into[key] = append(into[key], spec.Flow.id(i))
 	}
 	spec.Flow.seeded()
 	return nil
@@ -220,10 +279,26 @@ func (f *fakeBroker) Seed(_ context.Context, spec seedSpec) error {
 
 func (f *fakeBroker) Owed(context.Context) (int64, error) { return 0, nil }
 
-func (f *fakeBroker) DeadRows(_ context.Context, channel, consumer string) (int64, error) {
+func (f *fakeBroker) Rows(_ context.Context, channel, consumer string, status int) (int64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if status == statusQueued {
+		return int64(len(f.queued[channel+"/"+consumer])), nil
+	}
 	return int64(len(f.dead[channel+"/"+consumer])), nil
+}
+
+func (f *fakeBroker) SeedHistory(_ context.Context, spec historySpec) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.past = spec
+	return nil
+}
+
+func (f *fakeBroker) HistoryRows(context.Context) (int64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return int64(f.past.Total), nil
 }
 
 func (f *fakeBroker) Clock(context.Context) (time.Time, error) { return time.Now().UTC(), nil }

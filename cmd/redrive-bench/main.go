@@ -2,8 +2,8 @@
 // with many dead jobs, what a counting cycle costs, and what purging and requeueing them does to everybody else.
 //
 // It starts `redrive serve` as a child process on a database of its own, speaks HTTP to it and is itself the
-// consumer that the broker pushes to. Only the dead jobs come another way: five million of them would take
-// hours to fail over HTTP, so they are inserted by SQL, which tests on the way that deaths by a writer that
+// consumer that the broker pushes to. Only dead jobs, backlogs and history come another way: five million dead jobs
+// would take hours to fail over HTTP, so they are inserted by SQL, which tests on the way that deaths by a writer that
 // knows nothing of the counting are counted.
 //
 // It checks as it measures: a message that was accepted and not delivered, or a count that is not the true
@@ -37,7 +37,7 @@ type flags struct {
 	DSN     string `help:"Server to use (a go-sql-driver DSN); databases are created there and dropped in the end. Without it a private server is started." placeholder:"DSN"`
 	Dir     string `help:"Where the temporary directory (private server, logs) is made; its disk is part of what is measured. Default: the system's." placeholder:"PATH"`
 
-	Only   []string `default:"accept,e2e,idle,status,cycle,purge,requeue" enum:"accept,e2e,idle,status,cycle,purge,requeue" help:"Scenarios to run: ${enum}."`
+	Only   []string `default:"accept,e2e,idle,status,cycle,purge,requeue,pull,history" enum:"accept,e2e,idle,status,cycle,purge,requeue,pull,history" help:"Scenarios to run: ${enum}."`
 	Size   string   `default:"full" enum:"small,full" help:"Defaults of the numbers below: small takes about a minute in all."`
 	Repeat int      `default:"1" help:"Runs of each scenario; the table shows least, median and most."`
 	JSON   string   `name:"json" help:"Also write the results to this file ('-': standard output instead of the table)." placeholder:"FILE"`
@@ -52,6 +52,8 @@ type flags struct {
 	NewDead          int           `help:"New deaths of cycle (full 10000, small 1000)."`
 	DeadPayloadBytes int           `help:"Size of the messages of --dead, which nothing reads (128)."`
 	Requeue          int           `help:"Dead jobs of requeue; their messages have --payload-bytes (full 200000, small 5000)."`
+	Backlog          int           `help:"Jobs that wait for the pull consumer of pull; their messages have --payload-bytes (full 1000000, small 20000)."`
+	History          int           `help:"Entries of history (full 1000000, small 20000)."`
 
 	BufferPoolMiB int `name:"buffer-pool-mib" help:"Buffer pool of the private server, in MiB (full 1024, small 256)."`
 

@@ -37,6 +37,21 @@ var metrics = map[string]metric{
 	"requeue.late.p50":    {"another's retries: lateness p50 during", "ms", false},
 	"requeue.late.p99":    {"another's retries: lateness p99 during", "ms", false},
 	"requeue.late.worst":  {"another's retries: worst lateness during", "ms", false},
+	"pull.p50":            {"queued-jobs p50", "ms", false},
+	"pull.p99":            {"queued-jobs p99", "ms", false},
+
+	"history.all.p50":         {"/api/history p50", "ms", false},
+	"history.all.p99":         {"/api/history p99", "ms", false},
+	"history.engine.p50":      {"/api/history of an engine p50", "ms", false},
+	"history.engine.p99":      {"/api/history of an engine p99", "ms", false},
+	"history.status.p50":      {"/api/history, engine, status p50", "ms", false},
+	"history.status.p99":      {"/api/history, engine, status p99", "ms", false},
+	"history.instance.p50":    {"/api/history of an instance p50", "ms", false},
+	"history.instance.p99":    {"/api/history of an instance p99", "ms", false},
+	"history.correlation.p50": {"/api/history of a correlation id p50", "ms", false},
+	"history.correlation.p99": {"/api/history of a correlation id p99", "ms", false},
+	"history.dates.p50":       {"/api/history, engine, operation, dates p50", "ms", false},
+	"history.dates.p99":       {"/api/history, engine, operation, dates p99", "ms", false},
 }
 
 const peerLabel = "peer, as measured earlier on a machine of this size (2 cores, MariaDB 10.11, durable commits)"

@@ -21,6 +21,9 @@ type params struct {
 	Rate         int `json:"rate,omitempty"` // messages a second
 	Dead         int `json:"dead,omitempty"`
 	NewDead      int `json:"newDead,omitempty"`
+	Backlog      int `json:"backlog,omitempty"`
+	History      int `json:"history,omitempty"`
+	Page         int `json:"page,omitempty"` // rows of an answer
 	Seconds      int `json:"seconds,omitempty"`
 }
 
@@ -36,6 +39,9 @@ func (p params) String() string {
 	}
 	add(p.Dead, "dead", "dead")
 	add(p.NewDead, "new", "new")
+	add(p.Backlog, "queued", "queued")
+	add(p.History, "entry", "entries")
+	add(p.Page, "a page", "a page")
 	add(p.Clients, "client", "clients")
 	add(p.Consumers, "consumer", "consumers")
 	add(p.Messages, "message", "messages")

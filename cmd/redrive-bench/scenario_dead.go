@@ -92,17 +92,10 @@ func (b *bench) bury(ctx context.Context, g *graveyard, f *flow, payloadBytes in
 	if atOnce {
 		spread = 0
 	}
-	const steps = 10
-	step, next := max(len(f.sent)/steps, 1), 0
 	err := g.store.Seed(ctx, seedSpec{
 		Channel: g.route.channel, Consumer: g.consumer, Producer: producerOf(g.route.channel),
 		Flow: f, PayloadBytes: payloadBytes, Retries: maxRetry, Spread: spread, AtOnce: atOnce,
-		Progress: func(done int) {
-			if len(f.sent) >= 500_000 && done/step > next {
-				next = done / step
-				b.progress("  %d of %d seeded", done, len(f.sent))
-			}
-		},
+		Progress: b.seeding(len(f.sent)),
 	})
 	g.dead += int64(len(f.sent))
 	return err
@@ -172,7 +165,7 @@ func (b *bench) expectDead(ctx context.Context, scenario, when string, g *gravey
 	}
 	b.rep.expect(scenario, "dead_job_count "+when, want, int64(gauge))
 
-	rows, err := g.store.DeadRows(ctx, g.route.channel, g.consumer)
+	rows, err := g.store.Rows(ctx, g.route.channel, g.consumer, statusDead)
 	if err != nil {
 		return err
 	}

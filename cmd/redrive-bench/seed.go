@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	statusDead = 1004
+	statusQueued = 1001
+	statusDead   = 1004
 
 	tallyJobs     = 1 // jobs ever made less jobs removed, of a consumer
 	tallyMessages = 3 // messages dispatched less those pruned, of a channel
@@ -28,13 +29,14 @@ const (
 	seedWorkers = 2
 )
 
-// seedSpec says which dead jobs to put into the database.
+// seedSpec says which jobs to put into the database.
 type seedSpec struct {
 	Channel, Consumer, Producer string
 	Flow                        *flow // the messages, one job each; all of them
 	PayloadBytes                int
 	Retries                     int            // retryAttemptCount, so that their retries count as exhausted
-	Spread                      time.Duration  // they died evenly over this long until now
+	Spread                      time.Duration  // they died, or came, evenly over this long until now
+	Queued                      bool           // they are not dead but wait for their first attempt
 	AtOnce                      bool           // in one transaction: they become visible together
 	Progress                    func(done int) // may be nil; never called by two at once
 }
@@ -45,7 +47,7 @@ type sqlStore struct{ db *sql.DB }
 // seedRefs are the database's own numbers for what the spec names.
 type seedRefs struct{ channel, consumer, producer int64 }
 
-// Seed inserts the messages, their payloads and their dead jobs, and what the tally must know of them. The
+// Seed inserts the messages, their payloads and their jobs, and what the tally must know of them. The
 // broker finds the deaths by itself.
 func (s *sqlStore) Seed(ctx context.Context, spec seedSpec) error {
 	refs, err := s.refs(ctx, spec)
@@ -64,17 +66,18 @@ func (s *sqlStore) Seed(ctx context.Context, spec seedSpec) error {
 			return nil
 		})
 	} else {
-		err = s.seedParallel(ctx, sd)
+		err = s.seedParallel(ctx, total, spec.Progress, sd.insert)
 	}
 	if err != nil {
-		return fmt.Errorf("seed %d dead jobs: %w", total, err)
+		return fmt.Errorf("seed %d jobs: %w", total, err)
 	}
 	spec.Flow.seeded()
 	return nil
 }
 
 // seedParallel inserts batches in short transactions from seedWorkers connections.
-func (s *sqlStore) seedParallel(ctx context.Context, sd *seeder) error {
+func (s *sqlStore) seedParallel(ctx context.Context, total int, progress func(done int),
+	insert func(ctx context.Context, tx *sql.Tx, worker, from, to int) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var next atomic.Int64
@@ -86,18 +89,18 @@ func (s *sqlStore) seedParallel(ctx context.Context, sd *seeder) error {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				from := int(next.Add(seedBatch) - seedBatch)
-				if from >= sd.total {
+				if from >= total {
 					return
 				}
-				to := min(from+seedBatch, sd.total)
-				if err := s.inTx(ctx, func(tx *sql.Tx) error { return sd.insert(ctx, tx, w, from, to) }); err != nil {
+				to := min(from+seedBatch, total)
+				if err := s.inTx(ctx, func(tx *sql.Tx) error { return insert(ctx, tx, w, from, to) }); err != nil {
 					errs[w] = err
 					cancel()
 					return
 				}
 				mu.Lock()
-				if done += to - from; sd.spec.Progress != nil {
-					sd.spec.Progress(done)
+				if done += to - from; progress != nil {
+					progress(done)
 				}
 				mu.Unlock()
 			}
@@ -155,11 +158,11 @@ func (s *sqlStore) Owed(ctx context.Context) (n int64, err error) {
 	return n, err
 }
 
-// DeadRows counts a consumer's dead jobs the slow way, which is the truth that the shown numbers are held to.
-func (s *sqlStore) DeadRows(ctx context.Context, channel, consumer string) (n int64, err error) {
+// Rows counts a consumer's jobs of a status the slow way, which is the truth that the shown numbers are held to.
+func (s *sqlStore) Rows(ctx context.Context, channel, consumer string, status int) (n int64, err error) {
 	err = s.db.QueryRowContext(ctx, `
 		SELECT COUNT(*) FROM job j JOIN consumer k ON k.id = j.consumerId JOIN channel c ON c.id = k.channelId
-		WHERE c.channelId = ? AND k.consumerId = ? AND j.status = ?`, channel, consumer, statusDead).Scan(&n)
+		WHERE c.channelId = ? AND k.consumerId = ? AND j.status = ?`, channel, consumer, status).Scan(&n)
 	return n, err
 }
 
@@ -184,6 +187,10 @@ func (s *seeder) insert(ctx context.Context, tx *sql.Tx, worker, from, to int) e
 	payloads := make([]any, 0, n*2)
 	jobs := make([]any, 0, n*6)
 	letters := make([]any, 0, n*9)
+	status := statusDead
+	if s.spec.Queued {
+		status = statusQueued
+	}
 	body := strings.Repeat("redrive ", s.spec.PayloadBytes/8+1)[:s.spec.PayloadBytes]
 	for i := from; i < to; i++ {
 		// Ids rise with i, so that all three tables grow at their ends.
@@ -193,7 +200,7 @@ func (s *seeder) insert(ctx context.Context, tx *sql.Tx, worker, from, to int) e
 		message, job := messageID.Bytes(), jobID.Bytes()
 		messages = append(messages, message, s.refs.channel, s.refs.producer, s.spec.Flow.id(i), at, at)
 		payloads = append(payloads, message, body)
-		jobs = append(jobs, job, message, s.refs.consumer, at, s.spec.Retries)
+		jobs = append(jobs, job, message, s.refs.consumer, status, at, s.spec.Retries)
 		letters = append(letters, jobID.String()+"-"+at.Format(deathTime), s.spec.Consumer, s.spec.Channel, s.spec.Retries+1, at, at, s.spec.Flow.id(i), job)
 	}
 	if err := insertRows(ctx, tx, `
@@ -207,14 +214,21 @@ func (s *seeder) insert(ctx context.Context, tx *sql.Tx, worker, from, to int) e
 	}
 	if err := insertRows(ctx, tx, `
 		INSERT INTO job (id, messageId, consumerId, status, statusChangedAt, precedence, retryAttemptCount, dlqCounted)
-		VALUES `, `(?, ?, ?, 1004, ?, 0, ?, 0)`, n, jobs); err != nil {
+		VALUES `, `(?, ?, ?, ?, ?, 0, ?, 0)`, n, jobs); err != nil {
 		return err
+	}
+	if s.spec.Queued {
+		return s.tally(ctx, tx, worker, n)
 	}
 	if err := insertRows(ctx, tx, `
 		INSERT INTO engineDlq (PartitionKey, RowKey, InstanceId, OriginalQueue, ErrorMessage, DequeueCount, FirstFailureAtUtc, LastFailureAtUtc, Status, CorrelationId, JobId)
 		VALUES `, `('delivery', ?, ?, ?, 'http_5xx: seeded', ?, ?, ?, 'Pending', ?, ?)`, n, letters); err != nil {
 		return err
 	}
+	return s.tally(ctx, tx, worker, n)
+}
+
+func (s *seeder) tally(ctx context.Context, tx *sql.Tx, worker, n int) error {
 	// Shards are for writers to keep out of each other's way; the sum is what counts.
 	_, err := tx.ExecContext(ctx, `
 		INSERT INTO tally (kind, refId, shard, n) VALUES (?, ?, ?, ?), (?, ?, ?, ?)

@@ -98,10 +98,10 @@ func checkStore(t *testing.T, store *sqlStore, n int64) {
 	if owed, err := store.Owed(t.Context()); err != nil || owed != n {
 		t.Errorf("owed is %d, error %v, want %d", owed, err, n)
 	}
-	if dead, err := store.DeadRows(t.Context(), "c", "k"); err != nil || dead != n {
+	if dead, err := store.Rows(t.Context(), "c", "k", statusDead); err != nil || dead != n {
 		t.Errorf("dead rows of c/k are %d, error %v, want %d", dead, err, n)
 	}
-	if dead, err := store.DeadRows(t.Context(), "other", "k"); err != nil || dead != 0 {
+	if dead, err := store.Rows(t.Context(), "other", "k", statusDead); err != nil || dead != 0 {
 		t.Errorf("dead rows of other/k are %d, error %v, want none", dead, err)
 	}
 	if at, err := store.Clock(t.Context()); err != nil || time.Since(at).Abs() > time.Minute {
@@ -189,5 +189,70 @@ func TestServerMakesAndDropsDatabases(t *testing.T) {
 	}
 	if got := one(t, s.admin, `SELECT COUNT(*) FROM information_schema.schemata WHERE schema_name = '`+name+`'`); got != 0 {
 		t.Errorf("database %s is still there", name)
+	}
+}
+
+func TestSeedMakesABacklog(t *testing.T) {
+	t.Parallel()
+	store, db := seededStore(t)
+	const n = seedBatch + 17
+	err := store.Seed(t.Context(), seedSpec{
+		Channel: "c", Consumer: "k", Producer: "p", Flow: newFlow("q", n), PayloadBytes: 100, Spread: time.Hour, Queued: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for query, want := range map[string]int64{
+		`SELECT COUNT(*) FROM job j JOIN message_payload y ON y.messageId = j.messageId
+		 WHERE j.status = 1001 AND j.dueAt IS NULL AND j.retryAttemptCount = 0 AND j.dlqDelta IS NULL AND LENGTH(y.body) = 100`: n,
+		`SELECT COUNT(*) FROM engineDlq`:          0,
+		`SELECT SUM(n) FROM tally WHERE kind = 1`: n,
+		`SELECT SUM(n) FROM tally WHERE kind = 3`: n,
+	} {
+		if got := one(t, db, query); got != want {
+			t.Errorf("%s is %d, want %d", query, got, want)
+		}
+	}
+	if queued, err := store.Rows(t.Context(), "c", "k", statusQueued); err != nil || queued != n {
+		t.Errorf("queued rows are %d, error %v, want %d", queued, err, n)
+	}
+}
+
+func TestSeedMakesAHistory(t *testing.T) {
+	t.Parallel()
+	store, db := seededStore(t)
+	now, err := store.Clock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What a broker that was just started makes.
+	tomorrow := now.Truncate(day).Add(day)
+	if _, err := db.ExecContext(t.Context(), `ALTER TABLE engineHistory REORGANIZE PARTITION pmax INTO (
+		PARTITION pfirst VALUES LESS THAN ('`+tomorrow.Format(time.DateTime)+`'), PARTITION pmax VALUES LESS THAN (MAXVALUE))`); err != nil {
+		t.Fatal(err)
+	}
+	spec := historySpec{Total: 2*seedBatch + 100, Until: now}
+	for range 2 { // the partitions are there the second time
+		if _, err := db.ExecContext(t.Context(), `DELETE FROM engineHistory`); err != nil {
+			t.Fatal(err)
+		}
+		if err := store.SeedHistory(t.Context(), spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := store.HistoryRows(t.Context()); err != nil || n != int64(spec.Total) {
+		t.Errorf("%d entries, error %v, want %d", n, err, spec.Total)
+	}
+	for query, want := range map[string]int64{
+		`SELECT COUNT(*) FROM engineHistory WHERE PartitionKey = 'delivery'`:                                                                                                int64(spec.Total) * 7 / 10,
+		`SELECT COUNT(*) FROM engineHistory WHERE Status = 'Failed'`:                                                                                                        int64(spec.Total) / 10,
+		`SELECT COUNT(*) FROM engineHistory WHERE Error IS NOT NULL`:                                                                                                        int64(spec.Total) / 10,
+		`SELECT COUNT(DISTINCT CorrelationId) FROM engineHistory`:                                                                                                           int64(spec.Total) / historyCorrelated,
+		`SELECT COUNT(*) FROM engineHistory WHERE RowKey NOT LIKE CONCAT(CorrelationId, '-', DATE_FORMAT(CreatedAtUtc, '%Y%m%dT%H%i%s.%fZ'), '-%')`:                         0,
+		`SELECT COUNT(*) FROM information_schema.PARTITIONS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'engineHistory' AND PARTITION_DESCRIPTION NOT IN ('MAXVALUE')`: 31,
+	} {
+		if got := one(t, db, query); got != want {
+			t.Errorf("%s is %d, want %d", query, got, want)
+		}
 	}
 }

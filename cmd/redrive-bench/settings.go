@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// maxDead bounds --dead and --requeue: message ids carry nine digits.
+// maxDead bounds --dead, --requeue, --backlog and --history: message ids carry nine digits.
 const maxDead = 100_000_000
 
 // settings are the flags with every default filled in; they are printed with the results.
@@ -25,12 +25,14 @@ type settings struct {
 	NewDead          int           `json:"newDead"`
 	DeadPayloadBytes int           `json:"deadPayloadBytes"`
 	Requeue          int           `json:"requeue"`
+	Backlog          int           `json:"backlog"`
+	History          int           `json:"history"`
 	BufferPoolMiB    int           `json:"bufferPoolMiB"` // of a private server
 	Env              []string      `json:"env,omitempty"`
 
 	// Warmup is broadcast before each measurement and not measured: connections, caches, first pages.
 	Warmup int `json:"warmup"`
-	// Samples is how often each status endpoint is asked.
+	// Samples is how often each status endpoint and each list is asked.
 	Samples int `json:"samples"`
 	// Cycles is how many counting cycles without new deaths are averaged.
 	Cycles int `json:"cycles"`
@@ -47,11 +49,12 @@ func sized(size string) settings {
 	s := settings{
 		Size: size, Clients: 64, Messages: 20_000, PayloadBytes: 1024, Consumers: 5,
 		Duration: 15 * time.Second, Rate: 50, Dead: 100_000, NewDead: 10_000, DeadPayloadBytes: 128,
-		Requeue: 200_000, Warmup: 500, Samples: 200, Cycles: 5, Stall: time.Minute,
+		Requeue: 200_000, Backlog: 1_000_000, History: 1_000_000, Warmup: 500, Samples: 200, Cycles: 5, Stall: time.Minute,
 		RetryRate: 20, Baseline: 5 * time.Second, BufferPoolMiB: 1024,
 	}
 	if size == "small" {
 		s.Messages, s.Duration, s.Dead, s.NewDead, s.Requeue = 2_000, 3*time.Second, 10_000, 1_000, 5_000
+		s.Backlog, s.History = 20_000, 20_000
 		s.Warmup, s.Samples, s.Cycles, s.Baseline, s.BufferPoolMiB = 100, 50, 3, 2*time.Second, 256
 	}
 	return s
@@ -78,6 +81,8 @@ func (f flags) settings() (settings, error) {
 		{"--dead-payload-bytes", f.DeadPayloadBytes, &s.DeadPayloadBytes, 1 << 20},
 		{"--buffer-pool-mib", f.BufferPoolMiB, &s.BufferPoolMiB, 1 << 20},
 		{"--requeue", f.Requeue, &s.Requeue, maxDead},
+		{"--backlog", f.Backlog, &s.Backlog, maxDead},
+		{"--history", f.History, &s.History, maxDead},
 	}
 	for _, g := range given {
 		if g.value < 0 || g.value > g.most {

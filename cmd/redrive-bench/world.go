@@ -16,7 +16,9 @@ import (
 type deadStore interface {
 	Seed(ctx context.Context, spec seedSpec) error
 	Owed(ctx context.Context) (int64, error)
-	DeadRows(ctx context.Context, channel, consumer string) (int64, error)
+	Rows(ctx context.Context, channel, consumer string, status int) (int64, error)
+	SeedHistory(ctx context.Context, spec historySpec) error
+	HistoryRows(ctx context.Context) (int64, error)
 	Clock(ctx context.Context) (time.Time, error)
 }
 
@@ -133,7 +135,7 @@ func (w *world) newRoute(ctx context.Context, channel string, n int, f *flow, fa
 	for i := range n {
 		name := fmt.Sprintf("%s-consumer-%d", channel, i)
 		callback, got := w.sink.consumer(f, failFirst)
-		if err := w.api.putConsumer(ctx, channel, name, callback); err != nil {
+		if err := w.api.putConsumer(ctx, channel, name, "push", callback); err != nil {
 			return nil, err
 		}
 		r.consumers, r.receipts = append(r.consumers, name), append(r.receipts, got)

@@ -141,6 +141,9 @@ func (p *triager) any() int { return p.rng.IntN(len(p.instances)) + 1 }
 // run works until the traffic ends.
 func (p *triager) run(ctx, traffic context.Context) {
 	for hold(traffic, between(p.rng, 200*time.Millisecond, 800*time.Millisecond)) {
+		if p.rng.IntN(4) == 0 {
+			p.do(ctx, op{Kind: opExpireOld, Instance: p.any(), Consumer: p.spec.Key}, expireOldRequest(p.limit))
+		}
 		pending := p.list(ctx, traffic)
 		for range min(4, len(pending)) {
 			p.decide(ctx, pending[p.rng.IntN(len(pending))])
@@ -209,6 +212,22 @@ func (p *triager) put(ctx context.Context, d letter, kind, status string) {
 			p.aside = append(p.aside, d)
 		}
 	}
+}
+
+// expireOldRequest expires the broker's own dead letters whose last failure is more than a day ago: see witness.makeOld.
+func expireOldRequest(limit time.Duration) request {
+	return request{
+		method: http.MethodPost, path: "/api/dlq/expire", header: map[string]string{"Content-Type": contentType},
+		body: fmt.Sprintf(`{"olderThanDays":1,"engine":%q}`, engineDelivery), limit: limit, note: noteExpired,
+	}
+}
+
+func noteExpired(o *op, a answer) {
+	var body struct{ Data struct{ Expired *int64 } }
+	if err := json.Unmarshal(a.body, &body); err != nil || body.Data.Expired == nil {
+		o.Err = fmt.Sprintf("%s%s (%v)", unreadable, clip(string(a.body)), err)
+	}
+	o.Total = body.Data.Expired
 }
 
 func letterPath(d letter) string {

@@ -44,7 +44,7 @@ func checkAll(h *history) []result {
 		checkStale, checkFinal, checkAttempts, checkExhausted,
 		checkSnapshots, checkMonotone, checkNegative, checkAtRest, checkCounted,
 		checkTotals, checkPurged,
-		checkShelved, checkLetterRetries, checkClosedOnce,
+		checkShelved, checkExpired, checkLetterRetries, checkClosedOnce,
 		checkNoDatabase, checkRetryAfter, checkAnswers, checkIdempotent, checkUnanswered,
 		checkCameToRest, checkIncidents,
 	}
@@ -66,17 +66,19 @@ type index struct {
 	jobByID    map[string]*finalJob
 	letters    map[string][]*op    // by row key, in the order of time: what was done with a dead letter
 	lettersOf  map[string][]string // by job: row keys
-	requeues   map[string][]*op    // by consumer: those that may have happened, retries of dead letters among them
-	purges     []*op               // those that may have happened
-	pulls      map[string][]*op    // by job: states reported that may have been taken
-	over       moment              // when the jobs were read: later operations did not show in them
+	letterByID map[string]*finalLetter
+	expiries   []*op            // of all that is old: those that may have happened
+	requeues   map[string][]*op // by consumer: those that may have happened, retries of dead letters among them
+	purges     []*op            // those that may have happened
+	pulls      map[string][]*op // by job: states reported that may have been taken
+	over       moment           // when the jobs were read: later operations did not show in them
 }
 
 func newIndex(h *history) *index {
 	x := &index{
 		history: h, tags: map[string][]*op{}, consumers: map[string]consumerInfo{}, ofChannel: map[string][]consumerInfo{},
 		receiptsOf: map[string][]*receipt{}, jobOf: map[string]*finalJob{}, jobByID: map[string]*finalJob{},
-		letters: map[string][]*op{}, lettersOf: map[string][]string{}, requeues: map[string][]*op{}, pulls: map[string][]*op{}, over: 1 << 62,
+		letters: map[string][]*op{}, letterByID: map[string]*finalLetter{}, lettersOf: map[string][]string{}, requeues: map[string][]*op{}, pulls: map[string][]*op{}, over: 1 << 62,
 	}
 	for _, r := range h.Rests {
 		if r.Label == restAfterTraffic {
@@ -90,9 +92,16 @@ func newIndex(h *history) *index {
 	for i := range h.Ops {
 		x.addOp(&h.Ops[i])
 	}
+	for i := range h.Letters {
+		l := &h.Letters[i]
+		x.letterByID[l.Letter] = l
+		x.lettersOf[l.Job] = append(x.lettersOf[l.Job], l.Letter)
+	}
 	for key, ops := range x.letters {
 		slices.SortFunc(ops, func(a, b *op) int { return cmp.Compare(a.Start, b.Start) })
-		x.lettersOf[ops[0].Job] = append(x.lettersOf[ops[0].Job], key)
+		if x.letterByID[key] == nil {
+			x.lettersOf[ops[0].Job] = append(x.lettersOf[ops[0].Job], key)
+		}
 	}
 	for i := range h.Receipts {
 		r := &h.Receipts[i]
@@ -124,6 +133,10 @@ func (x *index) addOp(o *op) {
 		x.letters[o.Letter] = append(x.letters[o.Letter], o)
 		if o.Outcome != refused && (o.Retry == nil || o.Retry.Retried) {
 			x.requeues[o.Consumer] = append(x.requeues[o.Consumer], o)
+		}
+	case opExpireOld:
+		if o.Outcome != refused {
+			x.expiries = append(x.expiries, o)
 		}
 	case opPurgeOne, opPurgeAll:
 		if o.Outcome != refused {

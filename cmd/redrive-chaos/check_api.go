@@ -67,6 +67,7 @@ var allowed = map[string][]int{
 	opRetryLetter:   {200, 404, 409}, // whether these are right is the business of the checks of letters
 	opResolveLetter: {200, 404, 409},
 	opExpireLetter:  {200, 404, 409},
+	opExpireOld:     {200},
 }
 
 // checkAnswers: nothing is answered that the contract does not allow; above all no 500.

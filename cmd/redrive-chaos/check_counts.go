@@ -168,11 +168,11 @@ func checkCounted(x *index) result {
 	return r
 }
 
-// checkTotals: the total that a requeue or purge reports is the change it made.
+// checkTotals: the total that a requeue, a purge or an expiry of the old reports is the change it made.
 func checkTotals(x *index) result {
 	r := result{Name: "totals of requeue and purge are the change"}
 	for _, o := range x.Ops {
-		if o.Kind != opRequeueAll && o.Kind != opPurgeAll {
+		if o.Kind != opRequeueAll && o.Kind != opPurgeAll && o.Kind != opExpireOld {
 			continue
 		}
 		v := violation{Consumer: o.Consumer, At: o.Start}

@@ -17,7 +17,7 @@ func checkTraffic(x *index) result {
 			r.flag(violation{What: fmt.Sprintf("%d %s, want at least %d", n, what, atLeast)})
 		}
 	}
-	taken, dead, shelved, pulled, broken, retried := 0, 0, 0, 0, 0, 0
+	taken, dead, shelved, pulled, broken, retried, expired := 0, 0, 0, 0, 0, 0, 0
 	for _, attempts := range x.tags {
 		if accepted(attempts) != nil {
 			taken++
@@ -43,11 +43,21 @@ func checkTraffic(x *index) result {
 			retried++
 		}
 	}
+	for _, l := range x.Letters {
+		alone := slices.ContainsFunc(x.letters[l.Letter], func(o *op) bool { return shelves(o) && o.Outcome != refused })
+		if l.Status == letterExpired && !alone {
+			expired++
+		}
+	}
 	need("messages accepted", taken, 1)
 	need("receipts", len(x.Receipts), 1)
 	need("dead jobs at rest", dead, 1)
 	need("shelved jobs at rest", shelved, 1)
 	need("dead letters retried", retried, 1)
+	need("dead letters expired with all that is old", expired, 1)
+	if quiet := x.quietExpiry(); quiet != nil {
+		need("of them brought back at rest", x.broughtBack(quiet), int(min(1, *quiet.Before)))
+	}
 	need("jobs delivered by pull", pulled, 1)
 	need("faults", broken, 1)
 	need("snapshots", len(x.Snapshots), 1)

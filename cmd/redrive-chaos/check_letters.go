@@ -10,10 +10,21 @@ import (
 
 // ofLetters says whether an operation is one on the API of dead letters.
 func ofLetters(kind string) bool {
-	return slices.Contains([]string{opLetters, opRetryLetter, opResolveLetter, opExpireLetter}, kind)
+	return slices.Contains([]string{opLetters, opRetryLetter, opResolveLetter, opExpireLetter, opExpireOld}, kind)
 }
 
-func shelves(o *op) bool { return o.Kind == opResolveLetter || o.Kind == opExpireLetter }
+func shelves(o *op) bool {
+	return o.Kind == opResolveLetter || o.Kind == opExpireLetter || o.Kind == opExpireOld
+}
+
+// doneTo is what was done with a dead letter, or may have been, as with all that are as old.
+func (x *index) doneTo(key string) []*op {
+	ops := x.letters[key]
+	if l := x.letterByID[key]; l != nil && l.Old {
+		ops = slices.Concat(ops, x.expiries)
+	}
+	return ops
+}
 
 // tellsRetried says whether the answer to a retry proves that its dead letter was retried. What one that changed nothing
 // has read may have been lost again with the database.
@@ -36,7 +47,7 @@ func (x *index) mayShelve(ops []*op, since moment) bool {
 
 // mayBeShelved says whether somebody's resolving or expiring may be why a job ends SHELVED.
 func (x *index) mayBeShelved(job string, since moment) bool {
-	return slices.ContainsFunc(x.lettersOf[job], func(key string) bool { return x.mayShelve(x.letters[key], since) })
+	return slices.ContainsFunc(x.lettersOf[job], func(key string) bool { return x.mayShelve(x.doneTo(key), since) })
 }
 
 // checkShelved: the job of a dead letter that was resolved or expired ends SHELVED, unless the dead letter was retried;
@@ -79,6 +90,64 @@ func checkShelved(x *index) result {
 			if before, now := x.Rests[n-1].Jobs[key], x.Rests[n].Jobs[key]; before != now {
 				r.flag(violation{Consumer: c.Key, At: x.Rests[n].At, What: fmt.Sprintf("%s: %d %s, %d before it", x.Rests[n].Label, now, key, before)})
 			}
+		}
+	}
+	return r
+}
+
+// quietExpiry is the expiry of all that is old while nothing else went on; nil where there was none.
+func (x *index) quietExpiry() *op {
+	n := slices.IndexFunc(x.expiries, func(o *op) bool { return o.Before != nil && o.Outcome == ok })
+	if n < 0 {
+		return nil
+	}
+	return x.expiries[n]
+}
+
+// broughtBack counts the jobs that were delivered once their dead letters, which that expiry had expired, were retried.
+func (x *index) broughtBack(expiry *op) (n int) {
+	for key, ops := range x.letters {
+		l := x.letterByID[key]
+		if l == nil || !l.Old || !slices.ContainsFunc(ops, func(o *op) bool { return x.tellsRetried(o) && o.Retry.Retried && o.Start > expiry.End }) {
+			continue
+		}
+		if j := x.jobByID[l.Job]; j != nil && j.Status == statusDelivered {
+			n++
+		}
+	}
+	return n
+}
+
+// checkExpired: an expired dead letter's job is SHELVED; it was expired by somebody, and together with others only if it
+// was old enough; and nothing old is left Pending by an expiry at rest.
+func checkExpired(x *index) result {
+	r := result{Name: "what is expired is SHELVED, and all that is old"}
+	quiet := x.quietExpiry()
+	for i := range x.Letters {
+		l := &x.Letters[i]
+		v := violation{Consumer: l.Consumer}
+		j := x.jobByID[l.Job]
+		if j != nil {
+			v.Message = j.Message
+		}
+		switch {
+		case l.Status == letterPending && l.Old && quiet != nil:
+			v.What = fmt.Sprintf("dead letter %s is old and still Pending", l.Letter)
+		case l.Status != letterExpired:
+		case !slices.ContainsFunc(x.doneTo(l.Letter), func(o *op) bool {
+			return (o.Kind == opExpireLetter || o.Kind == opExpireOld) && o.Outcome != refused
+		}):
+			v.What = fmt.Sprintf("dead letter %s (old: %t) is expired, and nothing can have done that", l.Letter, l.Old)
+		case j == nil:
+			v.What = fmt.Sprintf("dead letter %s is expired and its job gone", l.Letter)
+		case j.Status != statusShelved:
+			v.What = fmt.Sprintf("dead letter %s is expired and its job ends with status %d", l.Letter, j.Status)
+		}
+		if l.Status == letterExpired || l.Old {
+			r.Cases++
+		}
+		if v.What != "" {
+			r.flag(v)
 		}
 	}
 	return r
@@ -173,7 +242,7 @@ func closedBefore(c, o *op) bool { return c.End < o.Start || shelves(c) && c.Sta
 // mayBeClosed says whether a dead letter may have been closed before an operation on it ended, by another or by a requeue.
 func (x *index) mayBeClosed(o *op) bool {
 	closes := func(c *op) bool { return c != o && c.Outcome != refused && c.Start <= o.End }
-	return slices.ContainsFunc(x.letters[o.Letter], closes) || slices.ContainsFunc(x.requeues[o.Consumer], func(c *op) bool {
+	return slices.ContainsFunc(x.doneTo(o.Letter), closes) || slices.ContainsFunc(x.requeues[o.Consumer], func(c *op) bool {
 		return c.Letter == "" && touches(c, o.Job, o.Message) && closes(c)
 	})
 }

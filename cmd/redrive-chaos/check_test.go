@@ -94,6 +94,8 @@ func died(from moment) map[moment]int {
 //	m4 orders   scheduled
 //	m5 orders   an attempt hangs at healthy, then it is delivered
 //	m6 returns  dies at broken and at scrap, and stays there, and at triage, where it is expired, then retried
+//	m7 returns  dies at triage, where it is expired with all that is old, then retried
+//	m8 returns  likewise, and not retried
 func goodHistory() *history {
 	s := &script{history: &history{Starts: 3}}
 	s.Info = runInfo{Seed: 7, Instances: 2, Consumers: []consumerInfo{
@@ -125,6 +127,8 @@ func (s *script) goodTraffic() {
 	s.Ops[len(s.Ops)-1].Scheduled = 26 * sec
 	s.sent(30*sec, "orders", "m5", 201)
 	s.sent(3*sec, "returns", "m6", 201)
+	s.sent(sec, "returns", "m7", 201)
+	s.sent(sec, "returns", "m8", 201)
 	s.op(op{Kind: opBroadcast, Start: 4 * sec, Channel: "orders", Tag: "t-bad", Status: 403, Want: 403})
 	s.op(op{Kind: opBroadcast, Start: 15 * sec, Channel: "orders", Tag: "t-again", Message: "m1", OwnID: true, Status: 409, Want: 409})
 
@@ -147,6 +151,12 @@ func (s *script) goodTraffic() {
 		s.received(consumer, "m3", died(2*sec))
 		s.received(consumer, "m6", died(3*sec))
 		s.job(consumer, "m6", statusDead, maxRetry)
+	}
+	for _, m := range []string{"m7", "m8"} {
+		for _, consumer := range []string{"returns/broken", "returns/scrap"} {
+			s.received(consumer, m, map[moment]int{sec: 200})
+			s.job(consumer, m, statusDelivered, 0)
+		}
 	}
 	s.job("returns/broken", "m3", statusDead, maxRetry)
 	s.op(op{Kind: opPurgeOne, Start: 7 * sec, Status: 204, Consumer: "returns/scrap", Message: "m3", Job: "scrap.m3"})
@@ -179,6 +189,18 @@ func (s *script) goodTriage() {
 	s.op(op{Kind: opLetters, Start: 11 * sec, Status: 503, RetryAfter: "1"})
 	s.job("returns/triage", "m3", statusShelved, maxRetry)
 	s.job("returns/triage", "m6", statusDelivered, 0)
+	s.received("returns/triage", "m7", died(sec))
+	s.received("returns/triage", "m8", died(sec))
+	s.op(op{Kind: opExpireOld, Start: 2 * sec, Status: 200, Consumer: "returns/triage", Total: count(0)})
+	s.op(op{Kind: opExpireOld, Start: 35 * sec, Status: 200, Total: count(2), Before: count(2), After: count(0)})
+	s.letter(opRetryLetter, 36*sec, "m7", 200, &retryAnswer{Retried: true, JobID: "triage.m7", QueueMessageID: "q7"})
+	s.received("returns/triage", "m7", map[moment]int{37 * sec: 200})
+	s.job("returns/triage", "m7", statusDelivered, 0)
+	s.job("returns/triage", "m8", statusShelved, maxRetry)
+	for m, status := range map[string]string{"m3": letterResolved, "m6": letterResolved, "m7": letterResolved, "m8": letterExpired} {
+		job := jobName("returns/triage", m)
+		s.Letters = append(s.Letters, finalLetter{Letter: job + "-died", Job: job, Consumer: "returns/triage", Status: status, Old: m == "m7" || m == "m8"})
+	}
 }
 
 func (s *script) goodEnd() {
@@ -192,7 +214,7 @@ func (s *script) goodEnd() {
 	for _, m := range []string{"m1", "m2", "m4", "m5"} {
 		s.Messages = append(s.Messages, finalMessage{Channel: "orders", Message: m, Dispatched: true})
 	}
-	for _, m := range []string{"m3", "m6"} {
+	for _, m := range []string{"m3", "m6", "m7", "m8"} {
 		s.Messages = append(s.Messages, finalMessage{Channel: "returns", Message: m, Dispatched: true})
 	}
 	s.Snapshots = []snapshot{
@@ -201,15 +223,15 @@ func (s *script) goodEnd() {
 	}
 	s.restAt(restAfterTraffic, 40*sec, map[string]int64{"returns/broken": 2, "returns/scrap": 1}, map[string]int64{
 		"orders/healthy DELIVERED": 4, "orders/flapper DELIVERED": 4, "orders/puller DELIVERED": 4, "returns/broken DEAD": 2, "returns/scrap DEAD": 1,
-		"returns/triage SHELVED": 1, "returns/triage DELIVERED": 1,
+		"returns/broken DELIVERED": 2, "returns/scrap DELIVERED": 2, "returns/triage SHELVED": 2, "returns/triage DELIVERED": 2,
 	})
 	s.op(op{Kind: opRequeueAll, Start: 41 * sec, Status: 202, Consumer: "returns/broken", Total: count(2), Before: count(2), After: count(0)})
 	s.op(op{Kind: opPurgeAll, Start: 42 * sec, Status: 200, Consumer: "returns/scrap", Total: count(1), Before: count(1), After: count(0)})
 	s.received("returns/broken", "m3", map[moment]int{42 * sec: 200})
 	s.received("returns/broken", "m6", map[moment]int{42 * sec: 200})
 	s.restAt(restAfterRedrive, 50*sec, map[string]int64{}, map[string]int64{
-		"orders/healthy DELIVERED": 4, "orders/flapper DELIVERED": 4, "orders/puller DELIVERED": 4, "returns/broken DELIVERED": 2,
-		"returns/triage SHELVED": 1, "returns/triage DELIVERED": 1,
+		"orders/healthy DELIVERED": 4, "orders/flapper DELIVERED": 4, "orders/puller DELIVERED": 4, "returns/broken DELIVERED": 4,
+		"returns/scrap DELIVERED": 2, "returns/triage SHELVED": 2, "returns/triage DELIVERED": 2,
 	})
 }
 

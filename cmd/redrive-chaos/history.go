@@ -48,6 +48,7 @@ const (
 	opRetryLetter   = "retry-letter"
 	opResolveLetter = "resolve-letter"
 	opExpireLetter  = "expire-letter"
+	opExpireOld     = "expire-old-letters" // all whose last failure is more than a day ago
 )
 
 // op is one request to an instance.
@@ -79,8 +80,8 @@ type op struct {
 	Want       int    `json:"want,omitempty"` // the one refusal it must get, unless the service is unavailable
 	RetryAfter string `json:"retryAfter,omitempty"`
 
-	Total  *int64           `json:"total,omitempty"`  // requeue and purge: how many, as reported
-	Before *int64           `json:"before,omitempty"` // and the dead in the database before and after, where nothing
+	Total  *int64           `json:"total,omitempty"`  // requeue, purge and expiring the old: how many, as reported
+	Before *int64           `json:"before,omitempty"` // and those in the database before and after, where nothing
 	After  *int64           `json:"after,omitempty"`  // else was going on
 	Counts map[string]int64 `json:"counts,omitempty"` // dlq-status, metrics: dead by consumer, list-letters at rest: listed; job-status: by consumer and status
 }
@@ -162,6 +163,15 @@ type finalJob struct {
 	NoRetry  bool   `json:"noRetry,omitempty"`
 }
 
+// finalLetter is a dead letter of a delivery then.
+type finalLetter struct {
+	Letter   string `json:"letter"` // its row key
+	Job      string `json:"job"`
+	Consumer string `json:"consumer"`
+	Status   string `json:"status"`
+	Old      bool   `json:"old,omitempty"` // its last failure is more than a day ago
+}
+
 type finalMessage struct {
 	Channel    string `json:"channel"`
 	Message    string `json:"message"`
@@ -211,6 +221,7 @@ type history struct {
 	Starts    int // processes started
 	Jobs      []finalJob
 	Messages  []finalMessage
+	Letters   []finalLetter
 	Rests     []rest
 }
 
@@ -302,6 +313,7 @@ type line struct {
 	Starts   *int          `json:"starts,omitempty"`
 	Job      *finalJob     `json:"job,omitempty"`
 	Message  *finalMessage `json:"message,omitempty"`
+	Letter   *finalLetter  `json:"letter,omitempty"`
 	Rest     *rest         `json:"rest,omitempty"`
 }
 
@@ -316,6 +328,7 @@ func (h *history) lines(emit func(line)) {
 	each(h.Incidents, func(v *incident) { emit(line{Incident: v}) })
 	each(h.Jobs, func(v *finalJob) { emit(line{Job: v}) })
 	each(h.Messages, func(v *finalMessage) { emit(line{Message: v}) })
+	each(h.Letters, func(v *finalLetter) { emit(line{Letter: v}) })
 	each(h.Rests, func(v *rest) { emit(line{Rest: v}) })
 }
 
@@ -392,6 +405,8 @@ func (h *history) take(l line) {
 		h.Jobs = append(h.Jobs, *l.Job)
 	case l.Message != nil:
 		h.Messages = append(h.Messages, *l.Message)
+	case l.Letter != nil:
+		h.Letters = append(h.Letters, *l.Letter)
 	case l.Rest != nil:
 		h.Rests = append(h.Rests, *l.Rest)
 	}

@@ -12,6 +12,7 @@ const (
 	checkOfShelved = "SHELVED is what was resolved or expired"
 	checkOfRetries = "a dead letter is retried once, under its job's id"
 	checkOfClosing = "a dead letter is resolved or expired once"
+	checkOfExpiry  = "what is expired is SHELVED, and all that is old"
 )
 
 // faultyLetters are the faulty histories about the API of dead letters.
@@ -37,7 +38,7 @@ var faultyLetters = []faulty{
 	{"a retried job stays SHELVED", func(h *history) { jobNamed(h, "triage.m6").Status = statusShelved },
 		checkOfShelved, "triage.m6 (m6 of returns/triage) is SHELVED"},
 	{"requeuing all takes a SHELVED job with it", func(h *history) { h.Rests[1].Jobs["returns/triage SHELVED"] = 0 },
-		checkOfShelved, "0 returns/triage SHELVED, 1 before it"},
+		checkOfShelved, "0 returns/triage SHELVED, 2 before it"},
 	{"a message is SHELVED for a consumer that nobody resolves for", func(h *history) { jobNamed(h, "broken.m3").Status = statusShelved },
 		"no accepted message is lost", "ends with status 1005"},
 	{"a DEAD job is SHELVED later, and nobody resolved it", func(h *history) { jobNamed(h, "broken.m3").Status = statusShelved },
@@ -118,8 +119,8 @@ var faultyLetters = []faulty{
 		h.Rests[0].Tallies["returns/triage"] = t
 	}, "every count at rest is exact", "1 pending dead letters"},
 	{"job-status does not show the SHELVED at rest", func(h *history) {
-		h.Rests[0].Shown[2].Counts = map[string]int64{"returns/triage SHELVED": 2}
-	}, "every count at rest is exact", "returns/triage SHELVED has 2, want 1"},
+		h.Rests[0].Shown[2].Counts = map[string]int64{"returns/triage SHELVED": 1}
+	}, "every count at rest is exact", "returns/triage SHELVED has 1, want 2"},
 	{"dead letters are listed without a database", func(h *history) {
 		o := find(h.Ops, func(o *op) bool { return o.Kind == opLetters && o.Status == 503 })
 		o.Status, o.Outcome = 200, ok
@@ -131,8 +132,35 @@ var faultyLetters = []faulty{
 		o := retryOf(h, "m6", false)
 		o.Status, o.Outcome, o.Retry = 500, unknown, nil
 	}, "allowed answers only, readable", "retry-letter at 8.200s got 500"},
-	{"nobody resolved anything", func(h *history) { jobNamed(h, "triage.m3").Status = statusDead },
-		"there was something to check", "0 shelved jobs at rest"},
+	{"nobody resolved anything", func(h *history) {
+		jobNamed(h, "triage.m3").Status, jobNamed(h, "triage.m8").Status = statusDead, statusDead
+	}, "there was something to check", "0 shelved jobs at rest"},
+
+	{"an expired dead letter's job is still dead", func(h *history) { jobNamed(h, "triage.m8").Status = statusDead },
+		checkOfExpiry, "triage.m8-died is expired and its job ends with status 1004"},
+	{"an expired dead letter's job is gone", func(h *history) {
+		remove(&h.Jobs, func(j *finalJob) bool { return j.Job == "triage.m8" })
+	}, checkOfExpiry, "triage.m8-died is expired and its job gone"},
+	{"a fresh dead letter is expired with the old", func(h *history) { letterNamed(h, "triage.m8-died").Old = false },
+		checkOfExpiry, "triage.m8-died (old: false) is expired, and nothing can have done that"},
+	{"an old dead letter is not expired", func(h *history) { letterNamed(h, "triage.m8-died").Status = letterPending },
+		checkOfExpiry, "triage.m8-died is old and still Pending"},
+	{"a job is SHELVED and nobody expired its dead letter", func(h *history) {
+		remove(&h.Ops, func(o *op) bool { return o.Kind == opExpireOld })
+	}, checkOfShelved, "triage.m8 (m8 of returns/triage) is SHELVED"},
+	{"an expired and retried job stays SHELVED", func(h *history) { jobNamed(h, "triage.m7").Status = statusShelved },
+		checkOfShelved, "triage.m7 (m7 of returns/triage) is SHELVED"},
+	{"an expiry reports another number", func(h *history) {
+		find(h.Ops, func(o *op) bool { return o.Kind == opExpireOld && o.Before != nil }).Total = count(3)
+	}, "totals of requeue and purge are the change", "reported 3; dead before 2, after 0"},
+	{"an expiry tells no number", func(h *history) {
+		find(h.Ops, func(o *op) bool { return o.Kind == opExpireOld && o.Before == nil }).Total = nil
+	}, "totals of requeue and purge are the change", "reported no total"},
+	{"nothing was expired with the old", func(h *history) { letterNamed(h, "triage.m8-died").Status = letterResolved },
+		"there was something to check", "0 dead letters expired with all that is old"},
+	{"none of the old came back", func(h *history) {
+		remove(&h.Ops, func(o *op) bool { return o.Kind == opRetryLetter && o.Message == "m7" })
+	}, "there was something to check", "0 of them brought back at rest"},
 	{"nobody retried anything", func(h *history) {
 		remove(&h.Ops, func(o *op) bool { return o.Kind == opRetryLetter })
 	}, "there was something to check", "0 dead letters retried"},
@@ -169,6 +197,25 @@ func TestPagesAreJudged(t *testing.T) {
 				t.Errorf("after the last page: token %q, %d dead letters", l.token, len(l.letters))
 			}
 		})
+	}
+}
+
+func letterNamed(h *history, key string) *finalLetter {
+	return find(h.Letters, func(l *finalLetter) bool { return l.Letter == key })
+}
+
+// The answer to an expiry has a number.
+func TestAnswersToExpiriesAreRead(t *testing.T) {
+	t.Parallel()
+	var o op
+	if noteExpired(&o, answer{body: []byte(`{"data":{"expired":7}}`)}); o.Err != "" || o.Total == nil || *o.Total != 7 {
+		t.Errorf("%+v", o)
+	}
+	for _, body := range []string{`{"data":{}}`, `{}`, `7`} {
+		o = op{}
+		if noteExpired(&o, answer{body: []byte(body)}); o.Err == "" {
+			t.Errorf("%s passes", body)
+		}
 	}
 }
 

@@ -51,8 +51,15 @@ func (s *stageState) lastTriage(ctx context.Context) error {
 			return err
 		}
 		p := &triager{client: s.client, spec: r.spec, rng: s.rng(uint64(900 + n)), limit: answerLimit}
-		pending := p.list(ctx, ctx)
-		for k, d := range pending[:min(9, len(pending))] {
+		var fresh, old []letter
+		for _, d := range p.list(ctx, ctx) {
+			if time.Since(d.LastFailureAtUtc) > 24*time.Hour {
+				old = append(old, d)
+			} else {
+				fresh = append(fresh, d)
+			}
+		}
+		for k, d := range fresh[:min(9, len(fresh))] {
 			switch k % 3 {
 			case 0:
 				p.put(ctx, d, opResolveLetter, letterResolved)
@@ -62,7 +69,33 @@ func (s *stageState) lastTriage(ctx context.Context) error {
 				p.put(ctx, d, opExpireLetter, letterExpired)
 			}
 		}
+		if err := s.expireOld(ctx); err != nil {
+			return err
+		}
+		for _, d := range old[:(len(old)+1)/2] {
+			p.retry(ctx, d)
+		}
 	}
+	return nil
+}
+
+// expireOld expires what is old while nothing else goes on, so that the total can be compared with the change seen.
+func (s *stageState) expireOld(ctx context.Context) error {
+	before, err := s.witness.number(ctx, oldPending)
+	if err != nil {
+		return err
+	}
+	r := expireOldRequest(answerLimit)
+	o, a := s.client.exchange(ctx, op{Kind: opExpireOld, Instance: 1}, r)
+	if o.Outcome == ok {
+		r.note(&o, a)
+	}
+	after, err := s.witness.number(ctx, oldPending)
+	if err != nil {
+		return err
+	}
+	o.Before, o.After = &before, &after
+	s.rec.op(o)
 	return nil
 }
 
@@ -158,7 +191,7 @@ func (s *stageState) readRest(ctx context.Context, label string, left map[string
 	return nil
 }
 
-// readAll reads every job and message there is.
+// readAll reads every job, message and dead letter there is.
 func (s *stageState) readAll(ctx context.Context) error {
 	jobs, err := s.witness.jobs(ctx)
 	if err != nil {
@@ -168,7 +201,11 @@ func (s *stageState) readAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.rec.edit(func(h *history) { h.Jobs, h.Messages = jobs, messages })
+	letters, err := s.witness.letters(ctx)
+	if err != nil {
+		return err
+	}
+	s.rec.edit(func(h *history) { h.Jobs, h.Messages, h.Letters = jobs, messages, letters })
 	return nil
 }
 

@@ -131,7 +131,17 @@ func (s *stageState) setUp(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	s.client = newClient(s.rec, s.instances)
-	return prepare(ctx, s.client, s.specs, urls)
+	if err := prepare(ctx, s.client, s.specs, urls); err != nil {
+		return err
+	}
+	for _, c := range s.specs {
+		if c.Triage {
+			if err := s.witness.makeOld(ctx, c); err != nil {
+				return fmt.Errorf("make dead letters old: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // tearDown ends everything, in the order that leaves nobody without what it needs.

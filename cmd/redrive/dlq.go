@@ -156,6 +156,10 @@ func (c *dlqRepairCmd) Run(ctx context.Context, p process) error {
 		consumers, wrong := 0, 0
 		for _, channel := range catalog.Channels() {
 			for _, consumer := range catalog.ConsumersOf(channel) {
+				letters, err := db.Store.AuditDeadLetters(ctx, consumer.Key)
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w", channel.ID, consumer.ID, err)
+				}
 				drift, err := db.Store.RepairDeadCount(ctx, consumer.Key)
 				if err != nil {
 					return fmt.Errorf("%s, %s: %w", channel.ID, consumer.ID, err)
@@ -164,6 +168,9 @@ func (c *dlqRepairCmd) Run(ctx context.Context, p process) error {
 				if drift != 0 {
 					wrong++
 					fmt.Fprintf(p.out, "%s, %s: the count was off by %+d\n", channel.ID, consumer.ID, drift)
+				}
+				if (letters != storage.LetterDrift{}) {
+					fmt.Fprintf(p.out, "%s, %s: %d dead letters were missing, %d had no dead job\n", channel.ID, consumer.ID, letters.Missing, letters.Stray)
 				}
 			}
 		}

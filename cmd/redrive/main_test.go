@@ -233,7 +233,7 @@ func TestMigrateAndDLQCommands(t *testing.T) {
 	expect(exitOK, "1 dead jobs deleted", "dlq", "purge", "--channel=hmac-rotation-queue", "--consumer=hmac", "--yes")
 
 	seed.falsify(t)
-	expect(exitOK, "off by +5", "dlq", "repair")
+	expect(exitOK, "off by +5\norders, erp: 0 dead letters were missing, 1 had no dead job\n", "dlq", "repair")
 	expect(exitOK, "0 counts repaired", "dlq", "repair")
 	expect(exitOK, "0 dead letters and 0 history entries would go", "retention", "--dry-run")
 	expect(exitOK, "0 dead letters and 0 history entries removed", "retention")

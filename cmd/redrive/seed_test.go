@@ -59,11 +59,17 @@ func (s *seedling) kill(t *testing.T, n int) {
 	}
 }
 
-// falsify writes a wrong count, as somebody with a database client might.
+// falsify writes a wrong count and a dead letter without a job, as somebody with a database client might.
 func (s *seedling) falsify(t *testing.T) {
 	t.Helper()
-	if _, err := s.store.DB().ExecContext(t.Context(), `UPDATE dlq_summary SET dead_count = dead_count + 5`); err != nil {
-		t.Fatal(err)
+	for _, statement := range []string{
+		`UPDATE dlq_summary SET dead_count = dead_count + 5`,
+		`INSERT INTO engineDlq (PartitionKey, RowKey, InstanceId, OriginalQueue, ErrorMessage, DequeueCount, FirstFailureAtUtc, LastFailureAtUtc, Status, CorrelationId, JobId)
+		 VALUES ('delivery', 'r', 'erp', 'orders', '', 1, NOW(6), NOW(6), 'Pending', '', 'abcdefghijkl')`,
+	} {
+		if _, err := s.store.DB().ExecContext(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

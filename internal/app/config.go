@@ -13,6 +13,7 @@ import (
 
 	"github.com/redrive-mq/redrive/storage"
 	"github.com/redrive-mq/redrive/telemetry"
+	"github.com/redrive-mq/redrive/web"
 )
 
 // The values of Config.AdminAuth and Config.GatewayAuthMode.
@@ -64,6 +65,9 @@ type Config struct {
 	EngineContext      string `group:"Engines" default:"publisher" allowed:"publisher or managed-app" help:"Which of RFC-72's deployments this is, and so which engines it has."`
 	Engines            string `group:"Engines" placeholder:"JSON" allowed:"a JSON object of engines by name, each with queue and operations" help:"Further engines: {\"billing\":{\"queue\":\"billing-queue\",\"operations\":[\"charge\"]}}. A mapping in the file."`
 	EngineTablesConfig string `group:"Engines" placeholder:"JSON" allowed:"RFC-72's engineTablesConfig as a JSON object" help:"Tables of dead letters and history: storageAccountName (the schema), dlqTableName, historyTableName, retentionDays. Default: engineDlq and engineHistory for 90 days. A mapping in the file."`
+
+	AlertChannels []string          `group:"Engines" placeholder:"CHANNEL,..." allowed:"ids of channels with commas between" help:"Channels that get every alert of /api/alerts, once."`
+	AlertTokens   map[string]string `group:"Engines" secret:"" placeholder:"NAME=TOKEN;..." allowed:"names with tokens of at least 8 printable characters without spaces" help:"Tokens that are good for /api/alerts alone, by name."`
 
 	SeedFile string `group:"Start" placeholder:"FILE" allowed:"the path of a YAML file" help:"YAML file of channels, producers and consumers that are created at the start where they are missing."`
 
@@ -143,6 +147,11 @@ func (v *validator) deliveries() {
 }
 
 func (v *validator) engines() {
+	c := v.config
+	v.must("AlertChannels", !slices.ContainsFunc(c.AlertChannels, func(id string) bool { return id == "" || web.CheckText("channel", id) != nil }))
+	for name, token := range c.AlertTokens {
+		v.must("AlertTokens", name != "" && goodToken(token))
+	}
 	if _, err := v.config.engineSettings(); err != nil {
 		v.found = append(v.found, err)
 	}

@@ -191,3 +191,40 @@ func TestEngineOfTheSettings(t *testing.T) {
 		}
 	}
 }
+
+// Alerts are taken with a token of their own, forwarded once, and tried again while a channel is missing.
+func TestAlertsAreForwarded(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(storagetest.DSN(t))
+	cfg.AlertChannels, cfg.AlertTokens = []string{"orders", "later"}, map[string]string{"monitor": "the-monitors-token"}
+	cfg.Engines = `{"alerts":{"maxRetryAttempts":1,"backoff":["10ms"]}}`
+	i := start(t, cfg)
+	i.stage()
+	on := newSink(t)
+	i.addConsumer("on-call", "push", on.URL)
+	alert := func(fingerprint, status string) string {
+		return fmt.Sprintf(`{"version":"4","groupKey":"g","status":%q,"receiver":"r","groupLabels":{},"commonLabels":{},"commonAnnotations":{},"externalURL":"http://am",
+			"alerts":[{"status":%q,"labels":{"alertname":"Down"},"annotations":{},"startsAt":"2026-01-02T03:04:05Z","endsAt":"0001-01-01T00:00:00Z","generatorURL":"","fingerprint":%q}]}`,
+			status, status, fingerprint)
+	}
+	post := func(body string) answer {
+		return i.do("POST", "/api/alerts", body, "Authorization", "Bearer the-monitors-token", "Content-Type", "application/json")
+	}
+	post(alert("f1", "firing")).want(202)
+	eventually(t, "forwarded to the channel that is there", func() bool { return len(on.of("")) == 1 })
+	eventually(t, "dead for want of the other", func() bool { return i.dead("alerts") == 1 })
+	post(alert("f1", "firing")).want(202)
+	i.put("/channel/later", url.Values{"token": {"later-token"}}).want(200)
+	for _, l := range i.letters("engine=alerts&status=Pending") {
+		if l.InstanceID != "f1" || l.OriginalQueue != "monitor-alerts-queue" {
+			t.Errorf("the dead letter is %+v", l)
+		}
+		i.admin("POST", "/api/dlq/alerts/"+url.PathEscape(l.RowKey)+"/retry", "").want(200)
+	}
+	eventually(t, "alive again", func() bool { return i.dead("alerts") == 0 })
+	post(alert("f1", "resolved")).want(202)
+	eventually(t, "the end of it, too", func() bool { return len(on.of("")) == 2 })
+	i.do("POST", "/api/alerts", alert("f2", "firing"), "Authorization", "Bearer no", "Content-Type", "application/json").want(401)
+	i.do("GET", "/api/dlq", "", "Authorization", "Bearer the-monitors-token").want(401)
+	post(`{"version":"4"}`).want(400)
+}

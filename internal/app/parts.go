@@ -134,6 +134,7 @@ func (a *App) newAPI(ctx, detached context.Context, b *broker.Broker, s *dlqsumm
 	}
 	return web.New(web.Options{
 		EngineTables: a.store, Engines: a.engines.context, EngineRunner: r, TokenKey: tokenKey,
+		Alerts: r.alerts(), AlertTokens: namedTokens(c.AlertTokens),
 		Store: a.store, Broadcaster: broadcaster{b}, Kicker: b, DeadCounter: deadCounter{s},
 		Unavailable: unavailable, Stale: func(err error) bool { return errors.Is(err, broker.ErrStale) }, Ready: a.ready, Status: a.status,
 		Metrics: telemetry.MetricsHandler(a.registry, a.log), Registerer: a.registry, Log: a.log,
@@ -162,7 +163,11 @@ func (c *Config) adminTokens() []web.AdminToken {
 	if c.AdminToken != "" {
 		tokens = append(tokens, web.NewAdminToken("admin", c.AdminToken))
 	}
-	for name, token := range c.AdminTokens {
+	return append(tokens, namedTokens(c.AdminTokens)...)
+}
+
+func namedTokens(named map[string]string) (tokens []web.AdminToken) {
+	for name, token := range named {
 		tokens = append(tokens, web.NewAdminToken(name, token))
 	}
 	return tokens

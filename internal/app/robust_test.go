@@ -1,6 +1,7 @@
 package app_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/redrive-mq/redrive/internal/app"
+	"github.com/redrive-mq/redrive/storage"
 	"github.com/redrive-mq/redrive/storage/storagetest"
 )
 
@@ -300,6 +302,21 @@ func TestSealKeyMissing(t *testing.T) {
 			t.Errorf("%s got the token %q", name, got)
 		}
 	}
+}
+
+// The token of an engine, which nobody ever needs, keeps no instance from starting.
+func TestSealKeyOfAnEngineMissing(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(storagetest.DSN(t))
+	store, err := storage.Open(storage.Options{DSN: cfg.DatabaseDSN, SealKeys: [][]byte{bytes.Repeat([]byte("k"), 32)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = store.Close() }()
+	if _, err := store.PutEngineQueue(t.Context(), "hmac", "hmac-rotation-queue"); err != nil {
+		t.Fatal(err)
+	}
+	start(t, cfg)
 }
 
 // Instances that start together on an empty database all get ready: one migrates, the others wait.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redrive-mq/redrive/broker"
 	"github.com/redrive-mq/redrive/engine"
+	"github.com/redrive-mq/redrive/engine/alerts"
 	"github.com/redrive-mq/redrive/engine/durable"
 	"github.com/redrive-mq/redrive/internal/outbound"
 	"github.com/redrive-mq/redrive/storage"
@@ -48,12 +49,19 @@ func (a *App) newRuntime() (*runtime, error) {
 	return r, nil
 }
 
-// definitions are the engines to execute.
-func (a *App) definitions(*runtime) ([]engine.Definition, error) {
+// definitions are the engines to execute: where the settings name an endpoint, what lives there; otherwise what is built in.
+func (a *App) definitions(r *runtime) ([]engine.Definition, error) {
 	client := outbound.NewClient(outbound.Options{AllowPrivate: a.config.BrokerAllowPrivateDestinations})
+	builtIn := map[string]engine.Definition{
+		alerts.Name: alerts.New(alerts.Options{Channels: a.config.AlertChannels, Forward: r.forward}),
+	}
 	var out []engine.Definition
 	for _, name := range a.engines.context.Names() {
 		s := a.engines.settings[name]
+		if d, ok := builtIn[name]; ok && s.Endpoint == "" && a.engines.context.Engines[name].Queue != "" {
+			out = append(out, s.Apply(d))
+			continue
+		}
 		if s.Endpoint == "" {
 			continue
 		}
@@ -64,6 +72,33 @@ func (a *App) definitions(*runtime) ([]engine.Definition, error) {
 		out = append(out, d)
 	}
 	return out, nil
+}
+
+// forward puts a message into a channel, once for its id.
+func (r *runtime) forward(ctx context.Context, channel, messageID string, body []byte) error {
+	_, jobs, err := r.store.Enqueue(ctx, storage.Enqueued{Queue: channel, MessageID: messageID, Body: body})
+	switch {
+	case errors.Is(err, storage.ErrDuplicate):
+		return nil
+	case errors.Is(err, storage.ErrNoQueue):
+		return fmt.Errorf("there is no channel %q", channel)
+	case err != nil:
+		return err
+	}
+	for _, j := range jobs {
+		r.kick(j.ConsumerKey)
+	}
+	return nil
+}
+
+// alerts takes alerts in, where the deployment has the engine.
+func (r *runtime) alerts() web.AlertSink {
+	if !r.Executes(alerts.Name) {
+		return nil
+	}
+	return alerts.Intake{Put: func(ctx context.Context, id string, m engine.Message) (bool, error) {
+		return r.Runtime.Put(ctx, alerts.Name, id, m)
+	}}
 }
 
 func remote(name string, s engine.Setting, client *http.Client) (engine.Definition, error) {
