@@ -62,6 +62,8 @@ func TestEveryRowOfTheContractIsDescribed(t *testing.T) {
 		"/api/dlq/expire":                  "POST",
 		"/api/dlq/{engine}/{rowKey}":       "GET PATCH",
 		"/api/dlq/{engine}/{rowKey}/retry": "POST",
+		"/api/engines":                     "GET",
+		"/api/engines/{engine}/runs":       "POST",
 		"/api/history":                     "GET POST",
 		"/api/history/{engine}/{rowKey}":   "GET",
 		"/api/destinations":                "GET",
