@@ -34,7 +34,7 @@ func newDestinationItem(d *storage.DestinationHealth) destinationItem {
 
 // listDestinations lists push consumers, the oldest first.
 func (s *Server) listDestinations(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.parseTableQuery(r, tokenDestinations, "state", "channelId")
+	q, err := s.parseListQuery(r, tokenDestinations, "state", "channelId")
 	if err != nil {
 		return err
 	}
@@ -59,13 +59,7 @@ func (s *Server) listDestinations(w http.ResponseWriter, r *http.Request) error 
 	if err != nil {
 		return err
 	}
-	page := tablePage[destinationItem]{Items: make([]destinationItem, len(rows))}
-	for i := range rows {
-		page.Items[i] = newDestinationItem(&rows[i])
-	}
-	if more && len(rows) > 0 {
-		key := strconv.FormatUint(uint64(rows[len(rows)-1].ConsumerKey), 10)
-		page.ContinuationToken = s.next(q, storage.TableCursor{At: time.Unix(0, 0), RowKey: key})
-	}
-	return s.succeed(w, r, http.StatusOK, page)
+	return succeedPage(s, w, r, q, rows, more, newDestinationItem, func(d *storage.DestinationHealth) storage.TableCursor {
+		return storage.TableCursor{At: time.Unix(0, 0), RowKey: strconv.FormatUint(uint64(d.ConsumerKey), 10)}
+	})
 }

@@ -27,15 +27,25 @@ type tableQuery struct {
 	after    *storage.TableCursor // nil: from the start
 }
 
-// parseTableQuery reads the query of a list strictly: the filters that both lists have and those that this one has
-// besides, each parameter at most once and with a value. What the list has alone, and the status, it checks itself.
+// parseTableQuery reads the query of a list of dead letters or history entries: the filters that both have and those that
+// this one has besides. What the list has alone, and the status, it checks itself.
 func (s *Server) parseTableQuery(r *http.Request, kind byte, besides ...string) (tableQuery, error) {
+	q, err := s.parseListQuery(r, kind, append([]string{"engine", "instanceId", "status", "fromDate", "toDate"}, besides...)...)
+	if err != nil {
+		return q, err
+	}
+	return q, s.checkFilter(&q)
+}
+
+// parseListQuery reads the query of a list strictly: of the filters only those that the list has, each parameter at most
+// once and with a value. What the values are is checked by the list, except for the limit and the token.
+func (s *Server) parseListQuery(r *http.Request, kind byte, filters ...string) (tableQuery, error) {
 	q := tableQuery{kind: kind, filter: map[string]string{}, limit: defaultRows}
 	query, err := parseQuery(r)
 	if err != nil {
 		return q, err
 	}
-	known := slices.Concat([]string{"engine", "instanceId", "status", "fromDate", "toDate"}, besides, []string{paramLimit, paramContinuation})
+	known := append(slices.Clone(filters), paramLimit, paramContinuation)
 	for name, values := range query {
 		switch {
 		case !slices.Contains(known, name):
@@ -47,10 +57,7 @@ func (s *Server) parseTableQuery(r *http.Request, kind byte, besides ...string) 
 		}
 		q.filter[name] = values[0]
 	}
-	if err := s.readPosition(&q); err != nil {
-		return q, err
-	}
-	return q, s.checkFilter(&q)
+	return q, s.readPosition(&q)
 }
 
 // readPosition takes the limit and the token out of the query: pages of one list may have several lengths, and the token
