@@ -21,8 +21,9 @@ type patient struct {
 }
 
 const (
-	standstill = 3 * time.Second // an instance in which so long nothing moves waits for something else than a slow machine
-	removal    = 2 * time.Second // of waiting for the removal of what ended, each look
+	standstill = 3 * time.Second  // an instance in which so long nothing moves waits for something else than a slow machine,
+	slow       = 30 * time.Second // unless it has activities to be done
+	removal    = 2 * time.Second  // of waiting for the removal of what ended, each look
 )
 
 // GetWorkflowInstanceState answers when the instance has ended or stands still, and later when it is gone.
@@ -40,6 +41,9 @@ func (b patient) GetWorkflowInstanceState(ctx context.Context, instance *core.Wo
 			patience = standstill
 			if at, err = b.progress(ctx, instance); err != nil {
 				return state, err
+			}
+			if at[1] > 0 {
+				patience = slow
 			}
 		} else if !b.read.Load() {
 			return state, nil
