@@ -174,7 +174,7 @@ func TestDatabaseAway(t *testing.T) {
 			tried := stores
 			if strings.HasPrefix(query, "UPDATE workflow_activity SET dueAt") {
 				tried = extends
-			} else if !strings.HasPrefix(query, "SELECT id FROM workflow_instance") {
+			} else if !strings.HasPrefix(query, "SELECT state, leaseToken IS NULL") {
 				tried = nil // it looks for work
 			}
 			select {

@@ -8,6 +8,7 @@ import (
 	"github.com/cschleiden/go-workflows/backend"
 	"github.com/cschleiden/go-workflows/backend/history"
 	"github.com/cschleiden/go-workflows/core"
+	"github.com/cschleiden/go-workflows/workflow"
 )
 
 // patient gives the end-to-end suite the time that a busy machine needs. Its clients give up after 5 to 20 s, and after
@@ -20,8 +21,9 @@ type patient struct {
 }
 
 const (
-	standstill = 3 * time.Second // an instance in which so long nothing moves waits for something else than a slow machine
-	removal    = 2 * time.Second // of waiting for the removal of what ended, each look
+	standstill = 3 * time.Second  // an instance in which so long nothing moves waits for something else than a slow machine,
+	slow       = 30 * time.Second // unless it has activities to be done
+	removal    = 2 * time.Second  // of waiting for the removal of what ended, each look
 )
 
 // GetWorkflowInstanceState answers when the instance has ended or stands still, and later when it is gone.
@@ -39,6 +41,9 @@ func (b patient) GetWorkflowInstanceState(ctx context.Context, instance *core.Wo
 			patience = standstill
 			if at, err = b.progress(ctx, instance); err != nil {
 				return state, err
+			}
+			if at[1] > 0 {
+				patience = slow
 			}
 		} else if !b.read.Load() {
 			return state, nil
@@ -80,4 +85,16 @@ func (b patient) RemoveWorkflowInstances(ctx context.Context, options ...backend
 		return nil
 	}
 	return b.suiteBackend.RemoveWorkflowInstances(ctx, options...)
+}
+
+// unhurried gives the other suite more than the 100 ms in which it wants to find an activity.
+type unhurried struct{ suiteBackend }
+
+func (b unhurried) GetActivityTask(ctx context.Context, queues []workflow.Queue) (*backend.ActivityTask, error) {
+	if _, bounded := ctx.Deadline(); bounded {
+		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		ctx = own
+	}
+	return b.suiteBackend.GetActivityTask(ctx, queues)
 }

@@ -84,7 +84,7 @@ func TestSuites(t *testing.T) {
 				if name == "EndToEnd" {
 					return patient{b, new(atomic.Bool)}
 				}
-				return b
+				return unhurried{b}
 			}
 			suite(t, setup, func(b backendtest.TestBackend) {
 				if err := b.Close(); err != nil {
