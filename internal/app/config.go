@@ -62,9 +62,10 @@ type Config struct {
 	PruneNodeName      string        `group:"Pruning" placeholder:"NAME" allowed:"1 to 100 letters, digits, dots, dashes and underscores" help:"Begins the names of archive files. Empty: the host's name."`
 	PruneInterval      time.Duration `group:"Pruning" default:"1h" allowed:"a duration from 1s to 168h" help:"How often messages are pruned."`
 
-	EngineContext      string `group:"Engines" default:"publisher" allowed:"publisher or managed-app" help:"Which of RFC-72's deployments this is, and so which engines it has."`
-	Engines            string `group:"Engines" placeholder:"JSON" allowed:"a JSON object of engines by name, each with queue and operations" help:"Further engines: {\"billing\":{\"queue\":\"billing-queue\",\"operations\":[\"charge\"]}}. A mapping in the file."`
-	EngineTablesConfig string `group:"Engines" placeholder:"JSON" allowed:"RFC-72's engineTablesConfig as a JSON object" help:"Tables of dead letters and history: storageAccountName (the schema), dlqTableName, historyTableName, retentionDays. Default: engineDlq and engineHistory for 90 days. A mapping in the file."`
+	EngineContext      string        `group:"Engines" default:"publisher" allowed:"publisher or managed-app" help:"Which of RFC-72's deployments this is, and so which engines it has."`
+	Engines            string        `group:"Engines" placeholder:"JSON" allowed:"a JSON object of engines by name, each with queue and operations" help:"Further engines: {\"billing\":{\"queue\":\"billing-queue\",\"operations\":[\"charge\"]}}. A mapping in the file."`
+	EngineTablesConfig string        `group:"Engines" placeholder:"JSON" allowed:"RFC-72's engineTablesConfig as a JSON object" help:"Tables of dead letters and history: storageAccountName (the schema), dlqTableName, historyTableName, retentionDays. Default: engineDlq and engineHistory for 90 days. A mapping in the file."`
+	EngineLease        time.Duration `group:"Engines" default:"30s" allowed:"a duration from 1s to 1h" help:"How long after the death of an instance others go on with the runs of engines that it was at. It extends its claims every third of it."`
 
 	AlertChannels []string          `group:"Engines" placeholder:"CHANNEL,..." allowed:"ids of channels with commas between" help:"Channels that get every alert of /api/alerts, once."`
 	AlertTokens   map[string]string `group:"Engines" secret:"" placeholder:"NAME=TOKEN;..." allowed:"names with tokens of at least 8 printable characters without spaces" help:"Tokens that are good for /api/alerts alone, by name."`
@@ -148,6 +149,7 @@ func (v *validator) deliveries() {
 
 func (v *validator) engines() {
 	c := v.config
+	v.lasting("EngineLease", c.EngineLease, time.Second, time.Hour)
 	v.must("AlertChannels", !slices.ContainsFunc(c.AlertChannels, func(id string) bool { return id == "" || web.CheckText("channel", id) != nil }))
 	for name, token := range c.AlertTokens {
 		v.must("AlertTokens", name != "" && goodToken(token))

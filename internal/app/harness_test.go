@@ -38,7 +38,7 @@ func testConfig(dsn string) app.Config {
 		BrokerMaxBodyBytes: 1 << 20, BrokerMinScheduleDelay: 50 * time.Millisecond,
 		SchedulerInterval: 50 * time.Millisecond, DLQSummaryInterval: 200 * time.Millisecond,
 		GatewayAuthMode: app.GatewayNone, GatewayAuthExempt: []string{"/livez"},
-		PruneInterval: time.Hour, LogLevel: "info", LogFormat: "text",
+		EngineLease: 30 * time.Second, PruneInterval: time.Hour, LogLevel: "info", LogFormat: "text",
 	}
 }
 
