@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 )
@@ -49,6 +50,9 @@ const (
 	opResolveLetter = "resolve-letter"
 	opExpireLetter  = "expire-letter"
 	opExpireOld     = "expire-old-letters" // all whose last failure is more than a day ago
+
+	opBeginRun = "begin-run" // of an engine, on demand
+	opAlert    = "alert"
 )
 
 // op is one request to an instance.
@@ -68,6 +72,7 @@ type op struct {
 	Message  string `json:"message,omitempty"`  // the id known afterwards; empty if it stayed unknown
 	Job      string `json:"job,omitempty"`
 	State    string `json:"state,omitempty"` // pull-state: the state asked for
+	Work     *work  `json:"work,omitempty"`  // what an engine is asked for
 
 	Letter string       `json:"letter,omitempty"` // the row key of a dead letter
 	Seen   moment       `json:"seen,omitempty"`   // when it was listed
@@ -92,6 +97,7 @@ type receipt struct {
 	Consumer string `json:"consumer"`
 	Message  string `json:"message"`
 	Tag      string `json:"tag"`
+	Job      string `json:"job,omitempty"` // its webhook-id
 	Start    moment `json:"start"`
 	End      moment `json:"end"`            // when it was answered or given up; 0: never
 	Answer   int    `json:"answer"`         // 0: none
@@ -128,7 +134,7 @@ type tally struct {
 	Counted   int64 `json:"counted"` // COUNT of dlqCounted=1
 	DeadCount int64 `json:"deadCount"`
 	Delta     int64 `json:"delta"`   // SUM(dlqDelta)
-	Pending   int64 `json:"pending"` // COUNT of Pending dead letters of its deliveries
+	Pending   int64 `json:"pending"` // COUNT of Pending dead letters of its jobs
 }
 
 // snapshot is one look into the database, in one statement.
@@ -187,6 +193,8 @@ type rest struct {
 	Tallies   map[string]tally `json:"tallies"`
 	Jobs      map[string]int64 `json:"jobs"`  // GROUP BY consumer and status
 	Shown     []op             `json:"shown"` // what each instance answered
+	Engines   []engineJob      `json:"engines,omitempty"`
+	Works     []workDone       `json:"works,omitempty"`
 }
 
 // consumerInfo is a consumer of the run.
@@ -197,6 +205,8 @@ type consumerInfo struct {
 	Purged  bool   `json:"purged,omitempty"`  // purgers work on it
 	Redrive bool   `json:"redrive,omitempty"` // requeuers work on it
 	Triage  bool   `json:"triage,omitempty"`  // its dead letters are retried, resolved and expired one by one
+	Engine  string `json:"engine,omitempty"`  // the engine that it is, which works on its channel
+	Retries int    `json:"retries,omitempty"` // of an engine's
 }
 
 // runInfo is the head of a history.
@@ -223,6 +233,7 @@ type history struct {
 	Messages  []finalMessage
 	Letters   []finalLetter
 	Rests     []rest
+	Runs      []engineRun
 }
 
 // recorder collects a history from many goroutines.
@@ -232,6 +243,7 @@ type recorder struct {
 	seq   int64
 	h     history
 	open  []*receipt
+	runs  []*engineRun
 }
 
 func newRecorder(info runInfo) *recorder {
@@ -270,6 +282,13 @@ func (r *recorder) answered(p *receipt, answer int, gone bool) {
 	p.Answer, p.Gone, p.End = answer, gone, r.now()
 }
 
+// engineRun notes a run that has just come to the endpoint, which goes on writing to it under the recorder's lock.
+func (r *recorder) engineRun(e *engineRun) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.runs = append(r.runs, e)
+}
+
 func (r *recorder) fault(f fault) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -298,6 +317,11 @@ func (r *recorder) history() *history {
 	for _, p := range r.open {
 		h.Receipts = append(h.Receipts, *p)
 	}
+	for _, e := range r.runs {
+		run := *e
+		run.Posts, run.Polls = slices.Clone(e.Posts), slices.Clone(e.Polls)
+		h.Runs = append(h.Runs, run)
+	}
 	return &h
 }
 
@@ -315,6 +339,7 @@ type line struct {
 	Message  *finalMessage `json:"message,omitempty"`
 	Letter   *finalLetter  `json:"letter,omitempty"`
 	Rest     *rest         `json:"rest,omitempty"`
+	Engine   *engineRun    `json:"engineRun,omitempty"`
 }
 
 func (h *history) lines(emit func(line)) {
@@ -330,6 +355,7 @@ func (h *history) lines(emit func(line)) {
 	each(h.Messages, func(v *finalMessage) { emit(line{Message: v}) })
 	each(h.Letters, func(v *finalLetter) { emit(line{Letter: v}) })
 	each(h.Rests, func(v *rest) { emit(line{Rest: v}) })
+	each(h.Runs, func(v *engineRun) { emit(line{Engine: v}) })
 }
 
 func each[T any](s []T, f func(*T)) {
@@ -409,5 +435,7 @@ func (h *history) take(l line) {
 		h.Letters = append(h.Letters, *l.Letter)
 	case l.Rest != nil:
 		h.Rests = append(h.Rests, *l.Rest)
+	case l.Engine != nil:
+		h.Runs = append(h.Runs, *l.Engine)
 	}
 }
