@@ -91,6 +91,19 @@ func summary(out io.Writer, h *history) {
 // summaryOfEngines counts what the endpoint did, and what the engines' messages have come to.
 func summaryOfEngines(w io.Writer, h *history) {
 	fates, repeated := map[string]int{}, 0
+	messages := map[work]map[string]bool{}
+	for _, o := range h.Ops {
+		if o.Work != nil && o.Outcome == ok {
+			if messages[*o.Work] == nil {
+				messages[*o.Work] = map[string]bool{}
+			}
+			messages[*o.Work][o.Message] = true
+		}
+	}
+	several := 0
+	for _, m := range messages {
+		several += min(1, len(m)-1)
+	}
 	for _, r := range h.Runs {
 		fates[r.Work.Engine+" "+r.Fate]++
 		if len(r.Posts) > 1 {
@@ -101,6 +114,7 @@ func summaryOfEngines(w io.Writer, h *history) {
 		fmt.Fprintf(w, "run %s\t%d\t\n", k, fates[k])
 	}
 	fmt.Fprintf(w, "runs with a repeated POST\t%d\ttaken up by another instance, or by the same after its restart\n", repeated)
+	fmt.Fprintf(w, "works of engines\t%d\tasked for by several messages: %d\n", len(messages), several)
 	for _, at := range h.Rests {
 		statuses := map[string]int{}
 		for _, j := range at.Engines {
