@@ -69,12 +69,12 @@ func (p *employer) message(ctx context.Context, w work, doomed bool, which strin
 }
 
 // insist repeats a request that got no answer, or a 5xx, from any instance.
-func (p *employer) insist(ctx context.Context, times int, o op, r request) op {
+func (p *employer) insist(ctx context.Context, times int, o op, r request) {
 	for {
 		o.Instance = p.any()
 		done, _ := p.do(ctx, o, r)
 		if done.Outcome == ok || done.Status >= 400 && done.Status < 500 || times == 0 || !hold(ctx, 300*time.Millisecond) {
-			return done
+			return
 		}
 		times--
 	}

@@ -261,7 +261,7 @@ func checkDemands(x *index) result {
 		switch {
 		case o.Status == http.StatusConflict && !slices.ContainsFunc(of[o.Work.Engine+" "+o.Work.Instance], other):
 			v.What = "got 409, and nothing else can have been under way"
-		case o.Status == http.StatusOK && len(rests) > 0 && rests[len(rests)-1].done[*o.Work] == nil:
+		case o.Status == http.StatusOK && !slices.ContainsFunc(rests, func(at atEngine) bool { return at.done[*o.Work] != nil && at.done[*o.Work].Succeeded > 0 }):
 			v.What = "was told that it was done, and the history does not know it"
 		default:
 			continue
