@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -69,35 +68,58 @@ func (p *employer) message(ctx context.Context, w work, doomed bool, which strin
 }
 
 // insist repeats a request that got no answer, or a 5xx, from any instance.
-func (p *employer) insist(ctx context.Context, times int, o op, r request) {
+func (p *employer) insist(ctx context.Context, times int, o op, r request) op {
 	for {
 		o.Instance = p.any()
 		done, _ := p.do(ctx, o, r)
 		if done.Outcome == ok || done.Status >= 400 && done.Status < 500 || times == 0 || !hold(ctx, 300*time.Millisecond) {
-			return
+			return done
 		}
 		times--
 	}
 }
 
-// demands has several callers at once ask for runs of one instance, until the traffic ends: one gets it, or none while
-// another run is under way.
+// demands asks for runs on demand until the traffic ends.
 func (p *employer) demands(ctx, traffic context.Context) {
-	const callers = 3
 	for hold(traffic, between(p.rng, 700*time.Millisecond, 2*time.Second)) {
-		w := p.next()
-		var all sync.WaitGroup
-		for n := range callers {
-			mine := w
-			if n > 0 && p.rng.IntN(4) > 0 { // else the same work
-				mine.Correlation = fmt.Sprintf("%s-%d", w.Correlation, n)
-			}
-			c := &employer{client: p.client, spec: p.spec, rng: rand.New(rand.NewPCG(p.rng.Uint64(), uint64(n)))}
-			all.Go(func() {
-				c.insist(ctx, 3, op{Kind: opBeginRun, Message: mine.message(), Work: &mine}, beginRequest(mine))
-			})
+		p.demand(ctx)
+	}
+}
+
+// demand has several callers at once ask for runs of one instance: one gets it, or none while another run is under way. It
+// returns how many of each answer there were.
+func (p *employer) demand(ctx context.Context) (answers map[int]int) {
+	const callers = 3
+	w := p.next()
+	done := make(chan op, callers)
+	for n := range callers {
+		mine := w
+		if n > 0 && p.rng.IntN(4) > 0 { // else the same work
+			mine.Correlation = fmt.Sprintf("%s-%d", w.Correlation, n)
 		}
-		all.Wait()
+		c := &employer{client: p.client, spec: p.spec, rng: rand.New(rand.NewPCG(p.rng.Uint64(), uint64(n)))}
+		go func() {
+			done <- c.insist(ctx, 3, op{Kind: opBeginRun, Message: mine.message(), Work: &mine}, beginRequest(mine))
+		}()
+	}
+	answers = map[int]int{}
+	for range callers {
+		answers[(<-done).Status]++
+	}
+	return answers
+}
+
+// lastDemands asks for runs on demand while nothing is broken, so that the shortest run has one that was begun and one that was
+// refused meanwhile.
+func (s *stageState) lastDemands(ctx context.Context) {
+	p := &employer{client: s.client, name: "last", spec: s.engines[0], rng: s.rng(1300)}
+	begun, refusals := 0, 0
+	for range 10 {
+		answers := p.demand(ctx)
+		begun, refusals = begun+answers[http.StatusAccepted], refusals+answers[http.StatusConflict]
+		if begun > 0 && refusals > 0 {
+			return
+		}
 	}
 }
 

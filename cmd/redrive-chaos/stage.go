@@ -68,6 +68,8 @@ func (s *stageState) perform(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(out, "the traffic is over and all is mended; waiting for rest")
+	s.healed.Store(true)
+	s.lastDemands(ctx)
 	if err := s.lastTriage(ctx); err != nil {
 		return err
 	}
