@@ -14,7 +14,7 @@ import (
 
 // How many instance ids the engines have. Few, so that runs contend.
 const (
-	remoteInstances = 8
+	remoteInstances = 10
 	lockedInstances = 3
 )
 

@@ -262,9 +262,9 @@ func (s *stageState) employ(ctx, traffic context.Context, wg *sync.WaitGroup) {
 			wg.Go(func() { of("alert", 1).alerts(ctx, traffic) })
 			continue
 		case engineRemote:
-			wg.Go(func() { of("msg", 1).messages(ctx, traffic, 400*time.Millisecond) })
+			wg.Go(func() { of("msg", 1).messages(ctx, traffic, 500*time.Millisecond) })
 		case engineLocked:
-			wg.Go(func() { of("msg", 1).messages(ctx, traffic, 1200*time.Millisecond) })
+			wg.Go(func() { of("msg", 1).messages(ctx, traffic, 2*time.Second) })
 		}
 		wg.Go(func() { of("demand", 2).demands(ctx, traffic) })
 	}
