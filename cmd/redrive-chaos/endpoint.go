@@ -162,15 +162,15 @@ func (e *endpoint) decide(doomed bool) (string, time.Duration) {
 	switch n := e.rng.IntN(100); {
 	case doomed && !e.mended.Load():
 		return fateFailed, 0
-	case e.healed.Load(), n < 30:
+	case e.healed.Load(), n < 25:
 		return fateDone, 0
-	case n < 40:
+	case n < 33:
 		return fateLate, between(e.rng, 100*time.Millisecond, 500*time.Millisecond)
-	case n < 52: // longer than a lease, some of them
-		return fateLate, between(e.rng, time.Second, engineLease+time.Second)
-	case n < 67:
+	case n < 57: // long enough to be hit by a fault, and now and then longer than a lease
+		return fateLate, between(e.rng, time.Second, engineLease+time.Second/2)
+	case n < 70:
 		return fateFailed, 0
-	case n < 75:
+	case n < 78:
 		return fateCut, between(e.rng, 0, 300*time.Millisecond)
 	case n < 92:
 		return fateCompleted, 0

@@ -106,7 +106,7 @@ func summaryOfEngines(w io.Writer, h *history) {
 	}
 	for _, r := range h.Runs {
 		fates[r.Work.Engine+" "+r.Fate]++
-		if len(r.Posts) > 1 {
+		if len(r.Posts) > 1 && r.Fate != fateCut { // an HTTP client may repeat a request whose connection was cut
 			repeated++
 		}
 	}
