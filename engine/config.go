@@ -46,7 +46,7 @@ var (
 // do not tell upper from lower case.
 func brokerTables() []string {
 	return []string{
-		"catalog", "channel", "consumer", "consumer_removal", "dlq_summary", "job", "lock", "message", "message_payload", "producer", "registry",
+		"catalog", "channel", "consumer", "consumer_removal", "destination_health", "dlq_summary", "job", "lock", "message", "message_payload", "producer", "registry",
 		"schedule", "schema_migrations", "seal_key", "signing_secret", "tally",
 	}
 }

@@ -166,8 +166,8 @@ func isPlain(text string, most int) bool {
 	return n > 0 && strings.TrimSpace(text) == text
 }
 
-// instance is the instance id of what concerns the deployment as a whole.
-func (c Context) instance() string {
+// Instance is the instance id of what concerns the deployment as a whole.
+func (c Context) Instance() string {
 	if c.Name == Publisher {
 		return PublisherInstance
 	}

@@ -180,7 +180,7 @@ func (c *crash) run(n int64, fails bool, until storage.Status) (killed bool) {
 		case <-tick.C:
 			if !stopping && c.ended(until) {
 				stopping = true
-				check(c.t, stdin.Close())
+				_ = stdin.Close() // it may have killed itself just now
 			}
 		}
 	}
@@ -290,8 +290,8 @@ func TestCrashOfARun(t *testing.T) {
 func TestCrashOfAFailingRun(t *testing.T) {
 	t.Parallel()
 	crashAt(t, 4, true, storage.StatusDead, func(t *testing.T, n int64, f facts) {
-		// A crash after a run has failed and before that is known may cost one run more.
-		if f.succeeded != 0 || f.failed < 2 || f.failed > 3 || f.runs != f.failed || f.active != 0 || f.locked != 0 || f.attempts != 1 {
+		// A run that failed while nobody had the job's lease is not known to have: that costs a run more, each time.
+		if f.succeeded != 0 || f.failed < 2 || f.runs != f.failed || f.active != 0 || f.locked != 0 || f.attempts != 1 {
 			t.Errorf("killed at write %d, it ended as %+v", n, f)
 		}
 	})

@@ -163,7 +163,7 @@ func (rt *Runtime) putTimed(ctx context.Context, d Definition, last time.Time) (
 	if slot.Equal(last) {
 		return slot, nil
 	}
-	instances := []string{rt.o.Context.instance()}
+	instances := []string{rt.o.Context.Instance()}
 	if d.Instances != nil {
 		if instances, err = d.Instances(ctx); err != nil {
 			return last, err

@@ -100,7 +100,7 @@ func (rt *Runtime) read(d Definition, job storage.ClaimedJob) (Message, error) {
 }
 
 func (rt *Runtime) defaults(d Definition, correlationID string) Message {
-	return Message{CorrelationID: correlationID, InstanceID: rt.o.Context.instance(), Operation: rt.o.Context.Operations(d.Name)[0]}
+	return Message{CorrelationID: correlationID, InstanceID: rt.o.Context.Instance(), Operation: rt.o.Context.Operations(d.Name)[0]}
 }
 
 // attend gets a message's work done, or finds that it is not its turn. The error is of the database, of ctx, or says that

@@ -114,6 +114,13 @@ func TestPlansOfEngineTables(t *testing.T) {
 	}
 	first := must2(p.ListHistory(p.ctx, storage.HistoryFilter{}, nil, 1))(new(bool))[0]
 	p.served("an entry", 200, func() error { _, err := p.HistoryEntry(p.ctx, first.Engine, first.RowKey); return err })
+	for _, n := range []int{1, 200} {
+		entries := make([]storage.HistoryEntry, n)
+		for i := range entries {
+			entries[i] = entry("hmac", "rotate", now.AddDate(0, 0, -i%20))
+		}
+		p.served(fmt.Sprintf("adding %d entries", n), int64(20+12*n), func() error { _, err := p.AddHistory(p.ctx, entries); return err })
+	}
 	p.served("a dead letter", 20, func() error { _, err := p.DeadLetter(p.ctx, "delivery", "r1"); return err })
 	p.served("a dry run", 4000, func() error { _, _, err := p.PruneDeadLetters(p.ctx, time.Hour, 100, true); return err })
 	p.served("pruning", 4000, func() error { _, _, err := p.PruneDeadLetters(p.ctx, time.Hour, 100, false); return err })

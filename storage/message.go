@@ -85,7 +85,7 @@ func (s *Store) ScheduledMessages(ctx context.Context, channelKey uint32, dispat
 			filter = " AND s.dispatchedAt IS NOT NULL"
 		}
 	}
-	rows, err := collect(ctx, s.db, scanRef, `SELECT s.messageId, m.messageId FROM schedule s FORCE INDEX (newest) JOIN message m ON m.id = s.messageId
+	rows, err := collect(ctx, s.db, scanRef, `SELECT STRAIGHT_JOIN s.messageId, m.messageId FROM schedule s FORCE INDEX (newest) JOIN message m ON m.id = s.messageId
 		WHERE s.channelId = ?`+filter+k.where+` ORDER BY s.messageId`+k.dir+` LIMIT ?`,
 		append(append([]any{channelKey}, k.args...), k.limit)...)
 	if err != nil {

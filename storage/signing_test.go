@@ -291,6 +291,7 @@ func TestSecretsForThoseWhoHaveNone(t *testing.T) {
 	for i := range 9 {
 		w.consumer(fmt.Sprint("k", i), storage.TypePush)
 	}
+	w.engine("hmac", rotationQueue) // has none, and gets none
 	kept := w.secret(w.Store, "k3")
 	w.exec(`DELETE FROM signing_secret WHERE subjectId <> (SELECT id FROM consumer WHERE consumerId = 'k3')`)
 	if made, more, err := w.EnsureSigningSecrets(w.ctx, 2); err != nil || made != 2 || !more {

@@ -125,14 +125,15 @@ func (s *Store) RetireSigningSecrets(ctx context.Context, limit int) (retired in
 }
 
 // EnsureSigningSecrets gives up to limit consumers that have no secret their first one, and reports whether there may be more:
-// those that were made before there were secrets, or by an older program. Several instances may do it at once.
+// those that were made before there were secrets, or by an older program. Nobody is sent an engine's jobs, so engines have none.
+// Several instances may do it at once.
 func (s *Store) EnsureSigningSecrets(ctx context.Context, limit int) (made int, more bool, err error) {
 	seals, err := s.sealer(ctx)
 	if err != nil {
 		return 0, false, err
 	}
 	without, err := collect(ctx, s.db, func(rows *sql.Rows) (any, error) { return scanKey(rows) },
-		`SELECT id FROM consumer c WHERE NOT EXISTS (SELECT 1 FROM signing_secret WHERE kind = ? AND subjectId = c.id) ORDER BY id LIMIT ?`, SigningConsumer, limit)
+		`SELECT id FROM consumer c WHERE type <> 'engine' AND NOT EXISTS (SELECT 1 FROM signing_secret WHERE kind = ? AND subjectId = c.id) ORDER BY id LIMIT ?`, SigningConsumer, limit)
 	if err != nil || len(without) == 0 {
 		return 0, false, err
 	}

@@ -159,6 +159,7 @@ func (s *Store) DeleteConsumer(ctx context.Context, consumerKey uint32, ifUnmodi
 		for _, stmt := range []string{
 			`INSERT INTO consumer_removal (consumerId, deletedAt) VALUES (?, NOW(6))`,
 			`DELETE FROM dlq_summary WHERE consumerId = ?`,
+			`DELETE FROM destination_health WHERE consumerId = ?`,
 			`DELETE FROM signing_secret WHERE kind = 1 AND subjectId = ?`,
 			`DELETE FROM consumer WHERE id = ?`,
 		} {

@@ -71,7 +71,7 @@ func (o *Options) checkEngines() error {
 	return nil
 }
 
-// engineRoutes adds the API of RFC-72; all of it is for admins.
+// engineRoutes adds the API of RFC-72, and what the health engine knows; all of it is for admins.
 func (s *Server) engineRoutes(m *mux.Router) {
 	const (
 		row     = "/{engine}/{rowKey}"
@@ -91,6 +91,7 @@ func (s *Server) engineRoutes(m *mux.Router) {
 		{"GET", history, s.listHistory},
 		{"POST", history, s.postHistoryEntry},
 		{"GET", history + row, s.getHistoryEntry},
+		{"GET", "/api/destinations", s.listDestinations},
 	} {
 		methods := []string{route.method}
 		if route.method == http.MethodGet {

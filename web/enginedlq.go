@@ -61,14 +61,11 @@ func jobOrNull(id storage.ID) *string {
 }
 
 func (s *Server) listDeadLetters(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.parseTableQuery(r, tokenDeadLetters, "engine", "status", "instanceId", "fromDate", "toDate")
+	q, err := s.parseTableQuery(r, tokenDeadLetters)
 	if err != nil {
 		return err
 	}
-	f := storage.DLQFilter{Engine: q.filter["engine"], InstanceID: q.filter["instanceId"]}
-	if f.From, f.To, err = s.common(q); err != nil {
-		return err
-	}
+	f := storage.DLQFilter{Engine: q.filter["engine"], InstanceID: q.filter["instanceId"], From: q.from, To: q.to}
 	if f.Status, err = oneOf(q, "status", storage.DLQPending, storage.DLQResolved, storage.DLQExpired); err != nil {
 		return err
 	}
@@ -76,15 +73,9 @@ func (s *Server) listDeadLetters(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	page := tablePage[deadLetterItem]{Items: make([]deadLetterItem, len(rows))}
-	for i := range rows {
-		page.Items[i] = newDeadLetterItem(&rows[i])
-	}
-	if more && len(rows) > 0 {
-		last := &rows[len(rows)-1]
-		page.ContinuationToken = s.next(q, storage.TableCursor{At: last.LastFailureAt, Engine: last.Engine, RowKey: last.RowKey})
-	}
-	return s.succeed(w, r, http.StatusOK, page)
+	return succeedPage(s, w, r, q, rows, more, newDeadLetterItem, func(last *storage.DeadLetter) storage.TableCursor {
+		return storage.TableCursor{At: last.LastFailureAt, Engine: last.Engine, RowKey: last.RowKey}
+	})
 }
 
 func (s *Server) getDeadLetter(w http.ResponseWriter, r *http.Request) error {

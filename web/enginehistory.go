@@ -36,15 +36,13 @@ func newHistoryItem(e *storage.HistoryEntry) historyItem {
 }
 
 func (s *Server) listHistory(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.parseTableQuery(r, tokenHistory, "engine", "instanceId", "status", "operation", "fromDate", "toDate", "correlationId")
+	q, err := s.parseTableQuery(r, tokenHistory, "operation", "correlationId")
 	if err != nil {
 		return err
 	}
 	f := storage.HistoryFilter{
 		Engine: q.filter["engine"], InstanceID: q.filter["instanceId"], Operation: q.filter["operation"], CorrelationID: q.filter["correlationId"],
-	}
-	if f.From, f.To, err = s.common(q); err != nil {
-		return err
+		From: q.from, To: q.to,
 	}
 	if f.Status, err = oneOf(q, "status", storage.HistorySucceeded, storage.HistoryFailed); err != nil {
 		return err
@@ -63,15 +61,9 @@ func (s *Server) listHistory(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	page := tablePage[historyItem]{Items: make([]historyItem, len(rows))}
-	for i := range rows {
-		page.Items[i] = newHistoryItem(&rows[i])
-	}
-	if more && len(rows) > 0 {
-		last := &rows[len(rows)-1]
-		page.ContinuationToken = s.next(q, storage.TableCursor{At: last.CreatedAt, Engine: last.Engine, RowKey: last.RowKey})
-	}
-	return s.succeed(w, r, http.StatusOK, page)
+	return succeedPage(s, w, r, q, rows, more, newHistoryItem, func(last *storage.HistoryEntry) storage.TableCursor {
+		return storage.TableCursor{At: last.CreatedAt, Engine: last.Engine, RowKey: last.RowKey}
+	})
 }
 
 func (s *Server) getHistoryEntry(w http.ResponseWriter, r *http.Request) error {

@@ -20,15 +20,26 @@ const (
 
 // tableQuery is what a request says about the page of a table that it wants.
 type tableQuery struct {
-	kind   byte
-	filter map[string]string // each with a value
-	limit  int
-	after  *storage.TableCursor // nil: from the start
+	kind     byte
+	filter   map[string]string // each with a value
+	from, to *time.Time        // of the filter: fromDate <= it < toDate; nil: no bound
+	limit    int
+	after    *storage.TableCursor // nil: from the start
 }
 
-// parseTableQuery reads the query of a list strictly: of the filters only those that the list has, each parameter at
-// most once and with a value. What the values are is checked by the list, except for the limit and the token.
-func (s *Server) parseTableQuery(r *http.Request, kind byte, filters ...string) (tableQuery, error) {
+// parseTableQuery reads the query of a list of dead letters or history entries: the filters that both have and those that
+// this one has besides. What the list has alone, and the status, it checks itself.
+func (s *Server) parseTableQuery(r *http.Request, kind byte, besides ...string) (tableQuery, error) {
+	q, err := s.parseListQuery(r, kind, append([]string{"engine", "instanceId", "status", "fromDate", "toDate"}, besides...)...)
+	if err != nil {
+		return q, err
+	}
+	return q, s.checkFilter(&q)
+}
+
+// parseListQuery reads the query of a list strictly: of the filters only those that the list has, each parameter at most
+// once and with a value. What the values are is checked by the list, except for the limit and the token.
+func (s *Server) parseListQuery(r *http.Request, kind byte, filters ...string) (tableQuery, error) {
 	q := tableQuery{kind: kind, filter: map[string]string{}, limit: defaultRows}
 	query, err := parseQuery(r)
 	if err != nil {
@@ -46,55 +57,56 @@ func (s *Server) parseTableQuery(r *http.Request, kind byte, filters ...string) 
 		}
 		q.filter[name] = values[0]
 	}
+	return q, s.readPosition(&q)
+}
+
+// readPosition takes the limit and the token out of the query: pages of one list may have several lengths, and the token
+// stands for the filters that are left.
+func (s *Server) readPosition(q *tableQuery) error {
 	if limit, ok := q.filter[paramLimit]; ok {
 		n, err := strconv.Atoi(limit)
 		if err != nil || n < 1 || n > maxRows || strconv.Itoa(n) != limit {
-			return q, badRequest("limit is not a number from 1 to 100")
+			return badRequest("limit is not a number from 1 to 100")
 		}
 		q.limit = n
-		delete(q.filter, paramLimit) // pages of one list may have several lengths
+		delete(q.filter, paramLimit)
 	}
 	if token, ok := q.filter[paramContinuation]; ok {
 		delete(q.filter, paramContinuation)
 		c, ok := openToken(s.o.TokenKey, token)
-		if !ok || c.kind != kind {
-			return q, badRequest("continuationToken is none that this list gave out")
+		if !ok || c.kind != q.kind {
+			return badRequest("continuationToken is none that this list gave out")
 		}
-		if c.filter != fingerprint(kind, q.filter) {
-			return q, badRequest("continuationToken belongs to other filters; a list goes on with the filters that it began with")
+		if c.filter != fingerprint(q.kind, q.filter) {
+			return badRequest("continuationToken belongs to other filters; a list goes on with the filters that it began with")
 		}
 		q.after = &c.after
 	}
-	return q, nil
+	return nil
 }
 
-// next is the token of the page after the one that ends with last.
-func (s *Server) next(q tableQuery, last storage.TableCursor) string {
-	return sealToken(s.o.TokenKey, continuation{kind: q.kind, filter: fingerprint(q.kind, q.filter), after: last})
-}
-
-// common checks the filters that both lists have: engine, instanceId and the dates.
-func (s *Server) common(q tableQuery) (from, to *time.Time, err error) {
+// checkFilter checks the filters that both lists have, but for the status.
+func (s *Server) checkFilter(q *tableQuery) (err error) {
 	if engine, ok := q.filter["engine"]; ok {
 		if err := s.checkEngine(engine); err != nil {
-			return nil, nil, err
+			return err
 		}
 	}
 	if instance, ok := q.filter["instanceId"]; ok {
 		if err := checkLine("instanceId", instance, maxInstanceID); err != nil {
-			return nil, nil, err
+			return err
 		}
 	}
-	if from, err = q.date("fromDate"); err != nil {
-		return nil, nil, err
+	if q.from, err = q.date("fromDate"); err != nil {
+		return err
 	}
-	if to, err = q.date("toDate"); err != nil {
-		return nil, nil, err
+	if q.to, err = q.date("toDate"); err != nil {
+		return err
 	}
-	if from != nil && to != nil && from.After(*to) {
-		return nil, nil, badRequest("fromDate is after toDate")
+	if q.from != nil && q.to != nil && q.from.After(*q.to) {
+		return badRequest("fromDate is after toDate")
 	}
-	return from, to, nil
+	return nil
 }
 
 // date reads a date of the query; nil where there is none.
@@ -137,4 +149,18 @@ func oneOf[T ~string](q tableQuery, name string, allowed ...T) (T, error) {
 type tablePage[T any] struct {
 	Items             []T    `json:"items"`
 	ContinuationToken string `json:"continuationToken,omitempty"` // not on the last page
+}
+
+// succeedPage answers with a page of a list, and with the token of the next one where there is more.
+func succeedPage[Row, Item any](s *Server, w http.ResponseWriter, r *http.Request, q tableQuery, rows []Row, more bool,
+	item func(*Row) Item, cursor func(*Row) storage.TableCursor) error {
+	page := tablePage[Item]{Items: make([]Item, len(rows))}
+	for i := range rows {
+		page.Items[i] = item(&rows[i])
+	}
+	if more && len(rows) > 0 {
+		last := cursor(&rows[len(rows)-1])
+		page.ContinuationToken = sealToken(s.o.TokenKey, continuation{kind: q.kind, filter: fingerprint(q.kind, q.filter), after: last})
+	}
+	return s.succeed(w, r, http.StatusOK, page)
 }

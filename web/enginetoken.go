@@ -33,8 +33,9 @@ const (
 	// maxToken is the longest token that there can be, in bytes: UTF-8 has at most four a character.
 	maxToken = (tokenHead + 4*maxEngineName + 4*maxRowKey + tokenMACSize + 2) / 3 * 4
 
-	tokenDeadLetters = 'l'
-	tokenHistory     = 'h'
+	tokenDeadLetters  = 'l'
+	tokenHistory      = 'h'
+	tokenDestinations = 'd' // its row key is the consumer's, by number
 
 	// tokenLabel keeps what this key authenticates here apart from anything else that it may be used for.
 	tokenLabel = "redrive continuation token\x00"

@@ -102,7 +102,7 @@ func (b *bench) history(ctx context.Context) error {
 		}
 		b.rep.expect("history", "rows", int64(b.set.History), rows)
 		middle := spec.entry(spec.Total / 2)
-		date := func(days time.Duration) string { return now.Add(-days * day).Format(time.RFC3339) }
+		date := func(daysAgo int) string { return now.AddDate(0, 0, -daysAgo).Format(time.RFC3339) }
 		for _, list := range []struct {
 			metric string
 			filter url.Values

@@ -203,11 +203,11 @@ func (w *witness) messages(ctx context.Context) ([]finalMessage, error) {
 	return out, rows.Err()
 }
 
-// makeOld has one in three of the consumer's dead letters be two days old from its beginning, as if it had been lying
+// makeOld has one in two of the consumer's dead letters be two days old from its beginning, as if it had been lying
 // there: a run is too short for anything to get old. Nothing else of the death is changed.
 func (w *witness) makeOld(ctx context.Context, s *spec) error {
 	_, err := w.db.ExecContext(ctx, fmt.Sprintf(`CREATE TRIGGER makeOld BEFORE INSERT ON engineDlq FOR EACH ROW
-		SET NEW.LastFailureAtUtc = NEW.LastFailureAtUtc - INTERVAL IF(NEW.OriginalQueue = '%s' AND NEW.InstanceId = '%s' AND CRC32(NEW.RowKey) %% 3 = 0, 2, 0) DAY`,
+		SET NEW.LastFailureAtUtc = NEW.LastFailureAtUtc - INTERVAL IF(NEW.OriginalQueue = '%s' AND NEW.InstanceId = '%s' AND CRC32(NEW.RowKey) %% 2 = 0, 2, 0) DAY`,
 		s.Channel, s.id))
 	return err
 }

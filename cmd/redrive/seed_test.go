@@ -65,7 +65,7 @@ func (s *seedling) falsify(t *testing.T) {
 	for _, statement := range []string{
 		`UPDATE dlq_summary SET dead_count = dead_count + 5`,
 		`INSERT INTO engineDlq (PartitionKey, RowKey, InstanceId, OriginalQueue, ErrorMessage, DequeueCount, FirstFailureAtUtc, LastFailureAtUtc, Status, CorrelationId, JobId)
-		 VALUES ('delivery', 'r', 'erp', 'orders', '', 1, NOW(6), NOW(6), 'Pending', '', 'abcdefghijkl')`,
+		 VALUES ('delivery', 'r', 'erp', 'orders', '', 1, '2026-01-01', NOW(6), 'Pending', '', 'abcdefghijkl')`,
 	} {
 		if _, err := s.store.DB().ExecContext(t.Context(), statement); err != nil {
 			t.Fatal(err)

@@ -46,7 +46,7 @@ func (c checkpoints) insist(ctx context.Context, what string, write func() error
 	}
 }
 
-// CompleteWorkflowTask implements backend.Backend. An execution whose slice could not be stored is dropped from memory:
+// CompleteWorkflowTask implements backend.Backend. An execution whose slice could not be stored does not stay in memory:
 // it is ahead of the history, or has gone another way than the one who took it over.
 func (c checkpoints) CompleteWorkflowTask(
 	ctx context.Context, task *backend.WorkflowTask, state core.WorkflowInstanceState,
@@ -55,8 +55,8 @@ func (c checkpoints) CompleteWorkflowTask(
 	err := c.insist(ctx, "a slice of "+task.WorkflowInstance.InstanceID, func() error {
 		return c.Backend.CompleteWorkflowTask(ctx, task, state, executed, activities, timers, outgoing)
 	})
-	if err != nil {
-		_ = c.cache.Evict(ctx, task.WorkflowInstance) // it has no error
+	if err == nil && state == core.WorkflowInstanceStateActive {
+		c.cache.keep(task.WorkflowInstance)
 	}
 	return err
 }
@@ -68,9 +68,14 @@ func (c checkpoints) CompleteActivityTask(ctx context.Context, task *backend.Act
 	})
 }
 
-// ExtendWorkflowTask implements backend.Backend.
+// ExtendWorkflowTask implements backend.Backend. A lease that was lost is no error here: the runtime would end the task's
+// context, at whose end it must be done with the executor, and could not break the slice off. It cannot be stored.
 func (c checkpoints) ExtendWorkflowTask(ctx context.Context, task *backend.WorkflowTask) error {
-	return c.extended(ctx, c.Backend.ExtendWorkflowTask(ctx, task))
+	err := c.extended(ctx, c.Backend.ExtendWorkflowTask(ctx, task))
+	if errors.Is(err, workflowdb.ErrLeaseLost) {
+		return nil
+	}
+	return err
 }
 
 // ExtendActivityTask implements backend.Backend.

@@ -1,17 +1,12 @@
 package durable_test
 
 import (
-	"bufio"
 	"context"
-	"database/sql"
 	"database/sql/driver"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,16 +14,8 @@ import (
 	"time"
 
 	"github.com/redrive-mq/redrive/engine/durable"
-	"github.com/redrive-mq/redrive/storage"
 	"github.com/redrive-mq/redrive/storage/storagetest"
 )
-
-func TestMain(m *testing.M) {
-	if dsn := os.Getenv(childDSN); dsn != "" {
-		child(dsn, os.Getenv(childHalt))
-	}
-	storagetest.Main(m)
-}
 
 // Of any number of creators of an instance id at once, one wins.
 func TestConcurrentStart(t *testing.T) {
@@ -82,14 +69,15 @@ func TestIdle(t *testing.T) {
 	run(t, r)
 	wantResult(t, r, start(t, r, "one", "1", nil), `"one"`)
 
-	const seconds = 6
+	since := time.Now()
 	statements.Store(0)
-	<-time.After(seconds * time.Second)
-	if n := statements.Load(); n < seconds-2 || n > seconds+2 {
-		t.Errorf("%d statements in %d idle seconds", n, seconds)
+	<-time.After(6 * time.Second)
+	n, idle := statements.Load(), time.Since(since) // which is longer on a busy machine, where looks are late too
+	if n < 1 || float64(n) > idle.Seconds()+2 {
+		t.Errorf("%d statements in %s of idleness", n, idle)
 	}
 
-	since := time.Now()
+	since = time.Now()
 	wantResult(t, other, start(t, other, "two", "2", nil), `"two"`)
 	if took := time.Since(since); took > 10*time.Second {
 		t.Errorf("work of another process was done after %s", took)
@@ -121,7 +109,7 @@ func TestStopHandsBack(t *testing.T) {
 			}))
 		return r
 	}
-	first := prepare(durable.Options{StopTimeout: time.Second / 5})
+	first := prepare(durable.Options{StopTimeout: 2 * time.Second})
 	stop := run(t, first)
 	e := start(t, first, "long", "1", nil)
 	<-begun
@@ -173,149 +161,6 @@ func TestManyProcesses(t *testing.T) {
 	}
 }
 
-const (
-	childDSN  = "REDRIVE_DURABLE_CHILD"
-	childHalt = "REDRIVE_DURABLE_CHILD_HALTS"
-	steps     = 4
-)
-
-// transfer has steps activities with an effect each, and sleeps in the middle. halt is called at each point
-// where the process may be killed.
-func transfer(db *sql.DB, halt func(point string)) (*durable.Runner, error) {
-	r, err := durable.New(db, durable.Options{Lease: time.Second, Log: quiet})
-	if err != nil {
-		return nil, err
-	}
-	effect := func(ctx context.Context, call durable.Call) (any, error) {
-		halt("before effect " + string(call.Input))
-		if _, err := db.ExecContext(ctx, "INSERT INTO executed (step) VALUES (?)", string(call.Input)); err != nil {
-			return nil, err
-		}
-		// The effect, guarded by the key.
-		if _, err := db.ExecContext(ctx, "INSERT IGNORE INTO effect (k, step) VALUES (?, ?)", call.Key, string(call.Input)); err != nil {
-			return nil, err
-		}
-		halt("after effect " + string(call.Input))
-		return nil, nil
-	}
-	orchestration := func(c *durable.Context, _ json.RawMessage) (any, error) {
-		for step := range steps {
-			if err := c.Call("effect", step, nil, durable.Retry{}); err != nil {
-				return nil, err
-			}
-			if step == 1 {
-				halt("in a slice")
-				if err := c.Sleep(time.Second); err != nil {
-					return nil, err
-				}
-			}
-		}
-		return "all", nil
-	}
-	return r, errors.Join(r.RegisterActivity("effect", effect), r.RegisterOrchestration("transfer", orchestration))
-}
-
-// asleep is the point at which the orchestration does nothing: the process does not halt, it is seen from outside.
-const asleep = "asleep"
-
-// timerSet waits until an orchestration sleeps.
-func timerSet(t *testing.T, db *sql.DB) error {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	for n := 0; n == 0; {
-		if err := db.QueryRowContext(ctx, "SELECT COUNT(*) FROM workflow_event WHERE timer IS NOT NULL").Scan(&n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// child is the process that is killed. It halts for good at a point, and says so.
-func child(dsn, point string) {
-	fail := func(err error) {
-		fmt.Println(err)
-		os.Exit(1)
-	}
-	store, err := storage.Open(storage.Options{DSN: dsn})
-	if err != nil {
-		fail(err)
-	}
-	r, err := transfer(store.DB(), func(at string) {
-		if at == point {
-			fmt.Println("halted")
-			select {}
-		}
-	})
-	if err != nil {
-		fail(err)
-	}
-	fail(r.Run(context.Background()))
-}
-
-// Killed at any point, an orchestration is finished by another process, with each effect once.
-func TestKilled(t *testing.T) {
-	t.Parallel()
-	for point, executed := range map[string]int{
-		"before effect 0": steps,     // that step had not begun
-		"after effect 0":  steps + 1, // its result was not stored: it is executed again
-		"in a slice":      steps,
-		asleep:            steps,
-		"before effect 2": steps,
-		"after effect 3":  steps + 1,
-	} {
-		t.Run(point, func(t *testing.T) {
-			t.Parallel()
-			killed(t, point, executed)
-		})
-	}
-}
-
-func killed(t *testing.T, point string, wantExecuted int) {
-	dsn := storagetest.DSN(t)
-	db := open(t, dsn, nil)
-	for _, table := range []string{
-		"CREATE TABLE executed (step VARCHAR(8) NOT NULL)",
-		"CREATE TABLE effect (k VARCHAR(100) NOT NULL PRIMARY KEY, step VARCHAR(8) NOT NULL)",
-	} {
-		if _, err := db.ExecContext(t.Context(), table); err != nil {
-			t.Fatal(err)
-		}
-	}
-	second, err := transfer(db, func(string) {})
-	must(t, err)
-	e := start(t, second, "transfer", "transfer-1", nil)
-
-	first := exec.Command(os.Args[0])
-	first.Env = append(os.Environ(), childDSN+"="+dsn, childHalt+"="+point)
-	first.Stderr = os.Stderr
-	out, err := first.StdoutPipe()
-	must(t, err, first.Start())
-	line := "halted\n"
-	if point == asleep {
-		err = timerSet(t, db)
-	} else {
-		line, err = bufio.NewReader(out).ReadString('\n')
-	}
-	killErr := first.Process.Kill() // SIGKILL
-	_, _ = io.Copy(io.Discard, out)
-	_ = first.Wait() // that it was killed
-	if err != nil || killErr != nil || line != "halted\n" {
-		t.Fatalf("the first process said %q (%v), killed: %v", line, err, killErr)
-	}
-	if found, err := second.Active(t.Context(), "transfer-1"); err != nil || found.Execution != e {
-		t.Fatalf("after the kill: %v, %v", found, err)
-	}
-
-	run(t, second)
-	wantResult(t, second, e, `"all"`)
-	var effects, distinct, executed int
-	must(t, db.QueryRowContext(t.Context(), "SELECT COUNT(*), COUNT(DISTINCT step) FROM effect").Scan(&effects, &distinct),
-		db.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM executed").Scan(&executed))
-	if effects != steps || distinct != steps || executed != wantExecuted {
-		t.Errorf("%d effects of %d steps, %d executions; want %d of %d, %d", effects, distinct, executed, steps, steps, wantExecuted)
-	}
-}
-
 // What was done while the database was away is stored once it is back, and was done once.
 func TestDatabaseAway(t *testing.T) {
 	t.Parallel()
@@ -339,7 +184,7 @@ func TestDatabaseAway(t *testing.T) {
 			return "", driver.ErrBadConn
 		})
 	})
-	r := newRunner(t, db, durable.Options{Lease: 2 * time.Second})
+	r := newRunner(t, db, durable.Options{Lease: 12 * time.Second}) // an extension every 4 s
 	begun, results := make(chan bool, 10), make(chan bool, 10)
 	must(t,
 		r.RegisterActivity("work", func(ctx context.Context, _ durable.Call) (any, error) {
@@ -400,6 +245,42 @@ func TestLostSlice(t *testing.T) {
 	goOn <- true
 	<-failed
 	set("leaseToken = NULL, dueAt = NOW(6)") // who gives up
+	wantResult(t, r, e, `"done"`)
+}
+
+// A process that lost the lease of a slice to itself executes it a second time beside the first, which comes to nothing.
+func TestSliceTwiceAtOnce(t *testing.T) {
+	t.Parallel()
+	db := open(t, storagetest.DSN(t), nil)
+	failed := make(errorLog, 10)
+	r, err := durable.New(db, durable.Options{Lease: time.Hour, Idle: 20 * time.Millisecond, Log: slog.New(failed)})
+	must(t, err)
+	var slices atomic.Int32
+	begun, goOn := make(chan bool), make(chan bool)
+	must(t,
+		r.RegisterActivity("nothing", func(context.Context, durable.Call) (any, error) { return nil, nil }),
+		r.RegisterOrchestration("slow", func(c *durable.Context, _ json.RawMessage) (any, error) {
+			if err := c.Call("nothing", nil, nil, durable.Retry{}); err != nil {
+				return nil, err
+			}
+			if slices.Add(1) == 1 { // with an executor from memory
+				begun <- true
+				<-goOn
+			}
+			return "done", c.Call("nothing", nil, nil, durable.Retry{})
+		}))
+	run(t, r)
+	e := start(t, r, "slow", "1", nil)
+	<-begun
+	if _, err := db.ExecContext(t.Context(), "UPDATE workflow_instance SET dueAt = NOW(6)"); err != nil {
+		t.Error(err)
+	}
+	wantResult(t, r, e, `"done"`)
+	goOn <- true
+	<-failed
+	if n := slices.Load(); n < 2 {
+		t.Errorf("%d slices", n)
+	}
 	wantResult(t, r, e, `"done"`)
 }
 

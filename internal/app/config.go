@@ -67,6 +67,10 @@ type Config struct {
 	EngineTablesConfig string        `group:"Engines" placeholder:"JSON" allowed:"RFC-72's engineTablesConfig as a JSON object" help:"Tables of dead letters and history: storageAccountName (the schema), dlqTableName, historyTableName, retentionDays. Default: engineDlq and engineHistory for 90 days. A mapping in the file."`
 	EngineLease        time.Duration `group:"Engines" default:"30s" allowed:"a duration from 1s to 1h" help:"How long after the death of an instance others go on with the runs of engines that it was at. It extends its claims every third of it."`
 
+	SigningMaxAge        time.Duration `group:"Engines" default:"2160h" allowed:"a duration from 1h to 87600h" help:"Age at which a signing secret is due to be rotated. The engine hmac looks as often as its setting every says; by default only on demand."`
+	SigningOverlap       time.Duration `group:"Engines" default:"24h" allowed:"a duration from 1s to 8784h" help:"How long a rotated signing secret stays valid beside the new one."`
+	SigningNotifyChannel string        `group:"Engines" placeholder:"CHANNEL" allowed:"the id of a channel" help:"Channel that is told of each rotation of a signing secret; never the secret."`
+
 	AlertChannels []string          `group:"Engines" placeholder:"CHANNEL,..." allowed:"ids of channels with commas between" help:"Channels that get every alert of /api/alerts, once."`
 	AlertTokens   map[string]string `group:"Engines" secret:"" placeholder:"NAME=TOKEN;..." allowed:"names with tokens of at least 8 printable characters without spaces" help:"Tokens that are good for /api/alerts alone, by name."`
 
@@ -150,6 +154,9 @@ func (v *validator) deliveries() {
 func (v *validator) engines() {
 	c := v.config
 	v.lasting("EngineLease", c.EngineLease, time.Second, time.Hour)
+	v.lasting("SigningMaxAge", c.SigningMaxAge, time.Hour, 87_600*time.Hour)
+	v.lasting("SigningOverlap", c.SigningOverlap, time.Second, 8784*time.Hour)
+	v.must("SigningNotifyChannel", c.SigningNotifyChannel == "" || web.CheckText("channel", c.SigningNotifyChannel) == nil)
 	v.must("AlertChannels", !slices.ContainsFunc(c.AlertChannels, func(id string) bool { return id == "" || web.CheckText("channel", id) != nil }))
 	for name, token := range c.AlertTokens {
 		v.must("AlertTokens", name != "" && goodToken(token))

@@ -7,8 +7,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
 	"github.com/redrive-mq/redrive/storage/storagetest"
 )
@@ -227,4 +230,84 @@ func TestAlertsAreForwarded(t *testing.T) {
 	i.do("POST", "/api/alerts", alert("f2", "firing"), "Authorization", "Bearer no", "Content-Type", "application/json").want(401)
 	i.do("GET", "/api/dlq", "", "Authorization", "Bearer the-monitors-token").want(401)
 	post(`{"version":"4"}`).want(400)
+}
+
+// A signing secret rotates on demand: deliveries carry both signatures during the overlap, and the channel that is told
+// of it learns no secret.
+func TestSigningSecretRotates(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(storagetest.DSN(t))
+	cfg.SigningNotifyChannel = "orders"
+	i := start(t, cfg)
+	i.stage()
+	good := newSink(t)
+	i.addConsumer("good", "push", good.URL)
+	secret := func() string {
+		t.Helper()
+		var s struct{ Secret string }
+		i.do("POST", channel+"/consumer/good/signing-secret", "", asConsumer("good")...).want(200).into(&s)
+		return s.Secret
+	}
+	before := secret()
+	i.admin("POST", "/api/engines/hmac/runs", `{"instanceId":"consumer:orders/good","correlationId":"r1"}`).want(202)
+	eventually(t, "rotated, and told of", func() bool { return i.ended("hmac", "r1", "Succeeded") == 2 })
+	after := secret()
+	if before == after {
+		t.Error("the secret is the same")
+	}
+	eventually(t, "the notice arrived", func() bool { return len(good.of("")) == 1 })
+	notice := good.of("")[0]
+	if !strings.Contains(notice.body, `"signing-secret.rotated"`) || strings.Contains(notice.body, "whsec_") {
+		t.Errorf("the notice is %s", notice.body)
+	}
+	i.broadcast("m1", orderBody(1)).want(201)
+	eventually(t, "delivered", func() bool { return len(good.of("m1")) == 1 })
+	d := good.of("m1")[0]
+	for name, key := range map[string]string{"the former": before, "the new": after} {
+		hook, err := standardwebhooks.NewWebhook(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := hook.Verify([]byte(d.body), d.header); err != nil {
+			t.Errorf("by %s secret: %v", name, err)
+		}
+	}
+	// Who is not there is no retry's business.
+	i.admin("POST", "/api/engines/hmac/runs", `{"instanceId":"consumer:orders/nobody"}`).want(202)
+	eventually(t, "dead", func() bool { return i.dead("hmac") == 1 })
+	if l := i.letters("engine=hmac&status=Pending"); len(l) != 1 || l[0].DequeueCount != 1 || l[0].InstanceID != "consumer:orders/nobody" {
+		t.Errorf("the dead letters are %+v", l)
+	}
+}
+
+// A managed app probes its destinations by itself, once however many instances it has.
+func TestDestinationsAreProbed(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(storagetest.DSN(t))
+	cfg.EngineContext, cfg.Engines = "managed-app", `{"health":{"every":"1s"}}`
+	i := start(t, cfg)
+	start(t, cfg)
+	i.stage()
+	good := newSink(t)
+	i.addConsumer("good", "push", good.URL)
+	i.addConsumer("gone", "push", "http://127.0.0.1:1/")
+	states := func() string {
+		t.Helper()
+		var list struct {
+			Data struct {
+				Items []struct{ ConsumerID, State string }
+			}
+		}
+		i.admin("GET", "/api/destinations", "").want(200).into(&list)
+		return fmt.Sprint(list.Data.Items)
+	}
+	eventually(t, "both are known", func() bool { return states() == "[{good healthy} {gone unhealthy}]" })
+	metrics := i.do("GET", "/metrics", "").want(200).body
+	for _, line := range []string{`redrive_destination_healthy{channel="orders",consumer="good"} 1`, `redrive_destination_healthy{channel="orders",consumer="gone"} 0`} {
+		if !strings.Contains(metrics, line) {
+			t.Errorf("/metrics lacks %s", line)
+		}
+	}
+	i.admin("GET", "/api/engines", "").want(200)
+	i.admin("POST", "/api/engines/hmac/runs", `{}`).want(400)
 }

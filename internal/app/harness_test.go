@@ -37,6 +37,7 @@ func testConfig(dsn string) app.Config {
 		BrokerAllowPrivateDestinations: true, BrokerConsumerTokenHeader: "X-Broker-Consumer-Token",
 		BrokerMaxBodyBytes: 1 << 20, BrokerMinScheduleDelay: 50 * time.Millisecond,
 		SchedulerInterval: 50 * time.Millisecond, DLQSummaryInterval: 200 * time.Millisecond,
+		SigningMaxAge: time.Hour, SigningOverlap: time.Minute,
 		GatewayAuthMode: app.GatewayNone, GatewayAuthExempt: []string{"/livez"},
 		EngineLease: 30 * time.Second, PruneInterval: time.Hour, LogLevel: "info", LogFormat: "text",
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/redrive-mq/redrive/engine"
 	"github.com/redrive-mq/redrive/engine/alerts"
 	"github.com/redrive-mq/redrive/engine/durable"
+	"github.com/redrive-mq/redrive/engine/health"
+	"github.com/redrive-mq/redrive/engine/hmac"
 	"github.com/redrive-mq/redrive/internal/outbound"
 	"github.com/redrive-mq/redrive/storage"
 	"github.com/redrive-mq/redrive/web"
@@ -46,6 +48,9 @@ func (a *App) newRuntime() (*runtime, error) {
 			return nil, err
 		}
 	}
+	if r.Executes(health.Name) {
+		return r, a.registry.Register(health.NewCollector(health.CollectorOptions{Store: a.store, Log: a.log}))
+	}
 	return r, nil
 }
 
@@ -54,6 +59,11 @@ func (a *App) definitions(r *runtime) ([]engine.Definition, error) {
 	client := outbound.NewClient(outbound.Options{AllowPrivate: a.config.BrokerAllowPrivateDestinations})
 	builtIn := map[string]engine.Definition{
 		alerts.Name: alerts.New(alerts.Options{Channels: a.config.AlertChannels, Forward: r.forward}),
+		health.Name: health.New(health.Options{Store: a.store, Client: client, Log: a.log}),
+		hmac.Name: hmac.New(hmac.Options{
+			Store: a.store, Queue: r.Runtime, Instance: a.engines.context.Instance(), MaxAge: a.config.SigningMaxAge, Overlap: a.config.SigningOverlap,
+			NotifyChannel: a.config.SigningNotifyChannel, Forward: r.forward,
+		}),
 	}
 	var out []engine.Definition
 	for _, name := range a.engines.context.Names() {

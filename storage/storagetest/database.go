@@ -38,7 +38,7 @@ func newServer(dsn string) (*dbServer, error) {
 	if admin.Params == nil {
 		admin.Params = map[string]string{}
 	}
-	admin.Params["lock_wait_timeout"] = strconv.Itoa(int(dropTimeout/time.Second) / 2)
+	admin.Params["lock_wait_timeout"] = strconv.Itoa(int(lockTimeout / time.Second))
 	admin.Params["foreign_key_checks"] = "0" // tables are made in the order of their names
 	connector, err := mysql.NewConnector(admin)
 	if err != nil {

@@ -29,8 +29,10 @@ const (
 	namePrefix = "redrive_test_"
 	// orphanAge is when a test database that nobody dropped belongs to a run that was killed.
 	orphanAge = 6 * time.Hour
-	// dropTimeout bounds the wait for a test's own forgotten transactions when its database is dropped.
-	dropTimeout = 10 * time.Second
+	// lockTimeout bounds the wait for a test's own forgotten transactions when its database is dropped.
+	lockTimeout = 5 * time.Second
+	// dropTimeout bounds the drop itself: with a busy machine's disk, tens of tables have been seen to take 20 s.
+	dropTimeout = 2 * time.Minute
 )
 
 // Option changes what DSN makes.

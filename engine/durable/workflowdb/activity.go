@@ -5,6 +5,9 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/cschleiden/go-workflows/backend"
 	"github.com/cschleiden/go-workflows/backend/history"
@@ -28,11 +31,12 @@ func (b *Backend) GetActivityTask(ctx context.Context, queues []workflow.Queue) 
 }
 
 func (b *Backend) readActivity(ctx context.Context, l lease) (*backend.ActivityTask, error) {
+	var instance uint64
 	var queue, instanceID, executionID string
 	var data, parent []byte
-	err := b.db.QueryRowContext(ctx, `SELECT a.queue, a.event, i.instanceId, i.executionId, i.parent
+	err := b.db.QueryRowContext(ctx, `SELECT i.id, a.queue, a.event, i.instanceId, i.executionId, i.parent
 		FROM workflow_activity a JOIN workflow_instance i ON i.id = a.instance WHERE a.id = ? AND a.leaseToken = ?`, l.id, l.token[:]).
-		Scan(&queue, &data, &instanceID, &executionID, &parent)
+		Scan(&instance, &queue, &data, &instanceID, &executionID, &parent)
 	if errors.Is(err, sql.ErrNoRows) { // its instance was removed meanwhile, and the activity with it
 		b.forget(l)
 		return nil, nil
@@ -40,7 +44,7 @@ func (b *Backend) readActivity(ctx context.Context, l lease) (*backend.ActivityT
 	if err != nil {
 		return nil, err
 	}
-	task := &backend.ActivityTask{ID: l.String(), Queue: workflow.Queue(queue), Event: new(history.Event)}
+	task := &backend.ActivityTask{ID: activityID(l, instance), Queue: workflow.Queue(queue), Event: new(history.Event)}
 	if err := json.Unmarshal(data, task.Event); err != nil {
 		return nil, err
 	}
@@ -49,9 +53,21 @@ func (b *Backend) readActivity(ctx context.Context, l lease) (*backend.ActivityT
 	return task, err
 }
 
+// activityID is a task's id: its lease, and workflow_instance.id, so that completing it need not look that up.
+func activityID(l lease, instance uint64) string { return fmt.Sprintf("%s-%d", l, instance) }
+
+func parseActivity(id string) (l lease, instance uint64, err error) {
+	end := max(0, strings.LastIndexByte(id, '-'))
+	if l, err = parseLease(activities, id[:end]); err != nil {
+		return l, 0, err
+	}
+	instance, err = strconv.ParseUint(id[end+1:], 10, 64)
+	return l, instance, err
+}
+
 // ExtendActivityTask implements backend.Backend.
 func (b *Backend) ExtendActivityTask(ctx context.Context, task *backend.ActivityTask) error {
-	l, err := parseLease(activities, task.ID)
+	l, _, err := parseActivity(task.ID)
 	if err != nil {
 		return err
 	}
@@ -61,7 +77,7 @@ func (b *Backend) ExtendActivityTask(ctx context.Context, task *backend.Activity
 // CompleteActivityTask implements backend.Backend. The result of an instance that has ended is dropped. After Drain a
 // failure hands the activity back instead.
 func (b *Backend) CompleteActivityTask(ctx context.Context, task *backend.ActivityTask, result *history.Event) error {
-	l, err := parseLease(activities, task.ID)
+	l, instance, err := parseActivity(task.ID)
 	if err != nil {
 		return err
 	}
@@ -69,12 +85,8 @@ func (b *Backend) CompleteActivityTask(ctx context.Context, task *backend.Activi
 		return b.release(ctx, l)
 	}
 	err = storage.InTx(ctx, b.db, func(tx *sql.Tx) error {
-		id, err := row(ctx, tx, task.WorkflowInstance)
-		if err != nil {
-			return err
-		}
 		// The instance is locked first, as everywhere. An error below takes the event back again.
-		if _, err := send(ctx, tx, id, result); err != nil {
+		if _, err := send(ctx, tx, instance, result); err != nil {
 			return err
 		}
 		n, err := affected(ctx, tx, "DELETE FROM workflow_activity WHERE id = ? AND leaseToken = ?", l.id, l.token[:])

@@ -142,19 +142,21 @@ func row(ctx context.Context, q querier, instance *core.WorkflowInstance) (id ui
 // send gives an active instance an event to take in. False: it has ended, or is not there.
 func send(ctx context.Context, tx *sql.Tx, id uint64, event *history.Event) (bool, error) {
 	var state string
-	err := tx.QueryRowContext(ctx, "SELECT state FROM workflow_instance WHERE id = ? FOR UPDATE", id).Scan(&state)
+	var rests bool // with nobody at it, and nothing to take in now
+	err := tx.QueryRowContext(ctx, `SELECT state, leaseToken IS NULL AND (dueAt IS NULL OR dueAt > NOW(6))
+		FROM workflow_instance WHERE id = ? FOR UPDATE`, id).Scan(&state, &rests)
 	if errors.Is(err, sql.ErrNoRows) || err == nil && state != stateActive {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	if err := addEvents(ctx, tx, id, event); err != nil {
-		return false, err
+	err = addEvents(ctx, tx, id, event)
+	if err != nil || !rests {
+		// While it is leased dueAt is the lease's end; completing the task will look for what came meanwhile.
+		return err == nil, err
 	}
-	// While it is leased dueAt is the lease's end; completing the task will look for what came meanwhile.
-	return true, exec(ctx, tx, `UPDATE workflow_instance SET dueAt = NOW(6)
-		WHERE id = ? AND leaseToken IS NULL AND (dueAt IS NULL OR dueAt > NOW(6))`, id)
+	return true, exec(ctx, tx, "UPDATE workflow_instance SET dueAt = NOW(6) WHERE id = ?", id)
 }
 
 // deliver is send in a transaction of its own.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,7 +80,11 @@ func TestSuites(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				return suiteBackend{workflowdb.New(db, workflowdb.Options{Log: quiet}, options...), db}
+				b := suiteBackend{workflowdb.New(db, workflowdb.Options{Log: quiet}, options...), db}
+				if name == "EndToEnd" {
+					return patient{b, new(atomic.Bool)}
+				}
+				return b
 			}
 			suite(t, setup, func(b backendtest.TestBackend) {
 				if err := b.Close(); err != nil {
