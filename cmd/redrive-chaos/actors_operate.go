@@ -107,10 +107,13 @@ func (p *operator) pick(ctx context.Context, s *spec) (deadJob, bool) {
 
 // prepare makes producer, channels and consumers, before anything is broken.
 func prepare(ctx context.Context, c *client, specs []*spec, urls map[string]string) error {
-	put := func(path string, form url.Values) error {
+	put := func(path string, form url.Values, header ...string) error {
 		req := request{
 			method: http.MethodPut, path: path, body: form.Encode(),
 			header: map[string]string{"Content-Type": "application/x-www-form-urlencoded"},
+		}
+		if len(header) == 2 {
+			req.header[header[0]] = header[1]
 		}
 		if o, _ := c.exchange(ctx, op{Instance: 1}, req); o.Status != http.StatusOK {
 			return fmt.Errorf("PUT %s: %d %s", path, o.Status, o.Err)
@@ -120,8 +123,15 @@ func prepare(ctx context.Context, c *client, specs []*spec, urls map[string]stri
 	if err := put("/producer/"+producerID, url.Values{"token": {producerToken}}); err != nil {
 		return err
 	}
-	for _, channel := range []string{channelOrders, channelReturns, channelVoid} {
+	for _, channel := range []string{channelOrders, channelReturns, channelVoid, channelForwards} {
 		if err := put("/channel/"+channel, url.Values{"token": {channelToken(channel)}}); err != nil {
+			return err
+		}
+	}
+	// The instances have made the engines' queues. Who wants to broadcast into one sets its token.
+	for _, channel := range []string{queueRemote, queueLocked} {
+		_, there := c.exchange(ctx, op{Instance: 1}, request{method: http.MethodGet, path: "/channel/" + channel})
+		if err := put("/channel/"+channel, url.Values{"token": {channelToken(channel)}}, "If-Unmodified-Since", there.header.Get("Last-Modified")); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -34,9 +35,21 @@ func (l letter) job() string {
 	return job
 }
 
+// consumer is whose dead letter it is. An engine's is about an instance of the engine.
+func (l letter) consumer() string {
+	if l.Engine != engineDelivery {
+		return l.OriginalQueue + "/" + l.Engine
+	}
+	return l.OriginalQueue + "/" + l.InstanceID
+}
+
 // op is an operation on the dead letter.
 func (l letter) op(kind string) op {
-	return op{Kind: kind, Consumer: l.OriginalQueue + "/" + l.InstanceID, Message: l.CorrelationID, Job: l.job(), Letter: l.RowKey, Seen: l.seen}
+	o := op{Kind: kind, Consumer: l.consumer(), Message: l.CorrelationID, Job: l.job(), Letter: l.RowKey, Seen: l.seen}
+	if l.Engine != engineDelivery {
+		o.Message = "" // several may have its correlation id
+	}
+	return o
 }
 
 // listing is a list of dead letters, read page by page.
@@ -88,7 +101,7 @@ func (l *listing) note(o *op, a answer) {
 		}
 		id := l.filter.Get("instanceId")
 		switch {
-		case item.Engine != engineDelivery || item.Status != letterPending || id != "" && item.InstanceID != id:
+		case item.Engine != l.filter.Get("engine") || item.Status != letterPending || id != "" && item.InstanceID != id:
 			o.Err = fmt.Sprintf("%sanother filter's dead letter %s of %s %s", unreadable, item.RowKey, item.InstanceID, item.Status)
 		case l.keys[item.RowKey]:
 			o.Err = fmt.Sprintf("%sdead letter %s is listed twice", unreadable, item.RowKey)
@@ -109,21 +122,33 @@ func (l *listing) counts(specs []*spec) map[string]int64 {
 		out[s.Key] = 0
 	}
 	for _, d := range l.letters {
-		out[d.OriginalQueue+"/"+d.InstanceID]++
+		out[d.consumer()]++
 	}
 	return out
 }
 
-// showLetters counts the dead letters that one instance lists. The answer is the one to its last page.
-func (c *client) showLetters(ctx context.Context, i *instance, specs []*spec) op {
-	for l := listPending("", 30); ; {
-		o := l.page(ctx, c, i.n, answerLimit)
-		if o.Outcome == ok && o.Err == "" && l.token != "" {
-			continue
-		}
-		o.Counts = l.counts(specs)
-		return o
+// showLetters counts the dead letters that one instance lists, of deliveries and of each engine. The answer is the one to
+// the last page of the last list, or to the first that failed.
+func (c *client) showLetters(ctx context.Context, i *instance, specs, engines []*spec) (o op) {
+	counts := map[string]int64{}
+	lists := []*listing{listPending("", 30)}
+	for _, s := range engines {
+		lists = append(lists, listOf(s, 30))
 	}
+	for n, l := range lists {
+		for more := true; more; more = l.token != "" {
+			if o = l.page(ctx, c, i.n, answerLimit); o.Outcome != ok || o.Err != "" {
+				return o
+			}
+		}
+		of := specs
+		if n > 0 {
+			of = engines[n-1 : n]
+		}
+		maps.Copy(counts, l.counts(of))
+	}
+	o.Counts = counts
+	return o
 }
 
 // triager works on a consumer's dead letters as an operator does who looks at each. Several share one consumer, and
@@ -172,7 +197,7 @@ func (p *triager) list(ctx, traffic context.Context) []letter {
 	}
 	var mine []letter
 	for _, d := range l.letters {
-		if d.OriginalQueue+"/"+d.InstanceID == p.spec.Key {
+		if d.consumer() == p.spec.Key {
 			mine = append(mine, d)
 		}
 	}
@@ -231,7 +256,7 @@ func noteExpired(o *op, a answer) {
 }
 
 func letterPath(d letter) string {
-	return "/api/dlq/" + engineDelivery + "/" + url.PathEscape(d.RowKey)
+	return "/api/dlq/" + d.Engine + "/" + url.PathEscape(d.RowKey)
 }
 
 // retryAnswer is what a retry of a dead letter says of itself.

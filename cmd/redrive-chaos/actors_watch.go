@@ -110,8 +110,8 @@ func (w *witness) snapshot(ctx context.Context) (snapshot, error) {
 		LEFT JOIN (SELECT consumerId, SUM(status = 1004) dead, SUM(dlqCounted = 1) counted FROM job IGNORE INDEX (uncounted) GROUP BY consumerId) j ON j.consumerId = c.id
 		LEFT JOIN (SELECT consumerId, SUM(dlqDelta) delta FROM job FORCE INDEX (uncounted) WHERE dlqDelta IS NOT NULL GROUP BY consumerId) d ON d.consumerId = c.id
 		LEFT JOIN dlq_summary s ON s.consumerId = c.id
-		LEFT JOIN (SELECT OriginalQueue, InstanceId, COUNT(*) pending FROM engineDlq WHERE PartitionKey = 'delivery' AND Status = 'Pending' GROUP BY OriginalQueue, InstanceId) e
-			ON e.OriginalQueue = ch.channelId AND e.InstanceId = c.consumerId`)
+		LEFT JOIN (SELECT OriginalQueue, IF(PartitionKey = 'delivery', InstanceId, PartitionKey) who, COUNT(*) pending FROM engineDlq WHERE Status = 'Pending' GROUP BY OriginalQueue, who) e
+			ON e.OriginalQueue = ch.channelId AND e.who = c.consumerId`)
 	if err != nil {
 		return s, err
 	}

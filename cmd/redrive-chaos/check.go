@@ -44,6 +44,7 @@ func checkAll(h *history) []result {
 		checkStale, checkFinal, checkAttempts, checkExhausted,
 		checkSnapshots, checkMonotone, checkNegative, checkAtRest, checkCounted,
 		checkTotals, checkPurged,
+		checkEngineJobs, checkWorkOnce, checkSingleton, checkPosts, checkDemands, checkForwards, checkWebhookIDs,
 		checkShelved, checkExpired, checkLetterRetries, checkClosedOnce,
 		checkNoDatabase, checkRetryAfter, checkAnswers, checkIdempotent, checkUnanswered,
 		checkCameToRest, checkIncidents,
@@ -71,7 +72,8 @@ type index struct {
 	requeues   map[string][]*op // by consumer: those that may have happened, retries of dead letters among them
 	purges     []*op            // those that may have happened
 	pulls      map[string][]*op // by job: states reported that may have been taken
-	over       moment           // when the jobs were read: later operations did not show in them
+	employed   *employment
+	over       moment // when the jobs were read: later operations did not show in them
 }
 
 func newIndex(h *history) *index {
@@ -80,6 +82,7 @@ func newIndex(h *history) *index {
 		receiptsOf: map[string][]*receipt{}, jobOf: map[string]*finalJob{}, jobByID: map[string]*finalJob{},
 		letters: map[string][]*op{}, letterByID: map[string]*finalLetter{}, lettersOf: map[string][]string{}, requeues: map[string][]*op{}, pulls: map[string][]*op{}, over: 1 << 62,
 	}
+	x.employed = newEmployment(h)
 	for _, r := range h.Rests {
 		if r.Label == restAfterTraffic {
 			x.over = r.At

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// checkNoDatabase: while there is no database nothing is accepted, of broadcasts and on dead letters, and what is answered
+// checkNoDatabase: while there is no database nothing is accepted, of broadcasts, on dead letters and by engines, and what is answered
 // is a 503.
 func checkNoDatabase(x *index) result {
 	r := result{Name: "no database: nothing but 503"}
@@ -21,7 +21,7 @@ func checkNoDatabase(x *index) result {
 			continue
 		}
 		for _, o := range x.Ops {
-			if o.Kind != opBroadcast && !ofLetters(o.Kind) || o.Start <= f.Down || o.End >= f.Up || o.Status == 0 {
+			if o.Kind != opBroadcast && !ofAPI(o.Kind) || o.Start <= f.Down || o.End >= f.Up || o.Status == 0 {
 				continue
 			}
 			r.Cases++
@@ -35,11 +35,11 @@ func checkNoDatabase(x *index) result {
 	return r
 }
 
-// checkRetryAfter: a broadcast, or what concerns dead letters, answered 503 is told when to come again.
+// checkRetryAfter: a broadcast, or what concerns dead letters or engines, answered 503 is told when to come again.
 func checkRetryAfter(x *index) result {
 	r := result{Name: "503 comes with Retry-After"}
 	for _, o := range x.Ops {
-		if o.Kind != opBroadcast && !ofLetters(o.Kind) || o.Status != http.StatusServiceUnavailable {
+		if o.Kind != opBroadcast && !ofAPI(o.Kind) || o.Status != http.StatusServiceUnavailable {
 			continue
 		}
 		r.Cases++
@@ -68,6 +68,9 @@ var allowed = map[string][]int{
 	opResolveLetter: {200, 404, 409},
 	opExpireLetter:  {200, 404, 409},
 	opExpireOld:     {200},
+
+	opBeginRun: {200, 202, 409},
+	opAlert:    {202},
 }
 
 // checkAnswers: nothing is answered that the contract does not allow; above all no 500.

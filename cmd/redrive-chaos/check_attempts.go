@@ -142,9 +142,13 @@ func checkExhausted(x *index) result {
 		r.Cases++
 		v := violation{Message: j.Message, Consumer: j.Consumer}
 		receipts := x.receiptsBefore(j.Consumer, j.Message)
+		want := maxRetry
+		if c.Engine != "" {
+			want = c.Retries
+		}
 		switch {
-		case !j.NoRetry && j.Retries != maxRetry:
-			v.What = fmt.Sprintf("job %s (%s of %s) has status %d with %d retries, want %d", j.Job, j.Message, j.Consumer, j.Status, j.Retries, maxRetry)
+		case !j.NoRetry && j.Retries != want:
+			v.What = fmt.Sprintf("job %s (%s of %s) has status %d with %d retries, want %d", j.Job, j.Message, j.Consumer, j.Status, j.Retries, want)
 		case !c.Redrive && len(receipts) != attemptsPerLife && !x.disturbedLife(receipts):
 			v.What = fmt.Sprintf("job %s (%s of %s) is DEAD after %d receipts, want %d: nothing was broken meanwhile", j.Job, j.Message, j.Consumer, len(receipts), attemptsPerLife)
 		default:

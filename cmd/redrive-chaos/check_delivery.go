@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 	"time"
 )
@@ -58,11 +59,43 @@ func checkTraffic(x *index) result {
 	if quiet := x.quietExpiry(); quiet != nil {
 		need("of them brought back at rest", x.broughtBack(quiet), int(min(1, *quiet.Before)))
 	}
+	x.needEngines(need)
 	need("jobs delivered by pull", pulled, 1)
 	need("faults", broken, 1)
 	need("snapshots", len(x.Snapshots), 1)
 	need("readings at rest", len(x.Rests), 2)
 	return r
+}
+
+// needEngines is what a history must have of engines.
+func (x *index) needEngines(need func(what string, n, atLeast int)) {
+	begun, refusals, done, dead, arrived := 0, 0, 0, 0, 0
+	for _, o := range x.Ops {
+		if o.Kind == opBeginRun && o.Status == http.StatusAccepted {
+			begun++
+		}
+		if o.Kind == opBeginRun && o.Status == http.StatusConflict {
+			refusals++
+		}
+	}
+	for _, run := range x.Runs {
+		if run.Done {
+			done++
+		}
+	}
+	for _, j := range x.Jobs {
+		switch {
+		case x.consumers[j.Consumer].Engine != "" && j.Status == statusDead:
+			dead++
+		case j.Consumer == consumerAlerted && j.Status == statusDelivered:
+			arrived++
+		}
+	}
+	need("runs begun on demand", begun, 1)
+	need("runs on demand refused while another was under way", refusals, 1)
+	need("runs done at the endpoint", done, 1)
+	need("dead jobs of engines at rest", dead, 1)
+	need("alerts delivered", arrived, 1)
 }
 
 // checkNotLost: an accepted message has reached every consumer of its channel, or is dead there, or was purged or
@@ -122,6 +155,9 @@ func checkDeliveries(x *index) result {
 		r.Cases++
 		v := violation{Message: message, Consumer: consumer, At: at}
 		attempts := x.tags[tag]
+		if consumer == consumerAlerted {
+			attempts = x.employed.messages[pair(x.consumerOf(engineAlerts), message)]
+		}
 		possible, known := false, ""
 		for _, o := range attempts {
 			possible = possible || o.Outcome != refused
@@ -219,7 +255,7 @@ func checkStale(x *index) result {
 			}
 			continue
 		}
-		if j.Status != statusDelivered {
+		if j.Status != statusDelivered || x.consumers[j.Consumer].Engine != "" { // the history tells what engines did
 			continue
 		}
 		r.Cases++

@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// ofLetters says whether an operation is one on the API of dead letters.
-func ofLetters(kind string) bool {
-	return slices.Contains([]string{opLetters, opRetryLetter, opResolveLetter, opExpireLetter, opExpireOld}, kind)
+// ofAPI says whether an operation is one on the API of dead letters and engines.
+func ofAPI(kind string) bool {
+	return slices.Contains([]string{opLetters, opRetryLetter, opResolveLetter, opExpireLetter, opExpireOld, opBeginRun, opAlert}, kind)
 }
 
 func shelves(o *op) bool {

@@ -57,7 +57,7 @@ func (s *script) received(consumer, message string, answers map[moment]int) {
 	for at, answer := range answers {
 		s.seq++
 		s.Receipts = append(s.Receipts, receipt{
-			Seq: s.seq, Consumer: consumer, Message: message, Tag: "t-" + message, Start: at, End: at + 5_000, Answer: answer,
+			Seq: s.seq, Consumer: consumer, Message: message, Tag: "t-" + message, Job: jobName(consumer, message), Start: at, End: at + 5_000, Answer: answer,
 		})
 	}
 }
@@ -96,6 +96,8 @@ func died(from moment) map[moment]int {
 //	m6 returns  dies at broken and at scrap, and stays there, and at triage, where it is expired, then retried
 //	m7 returns  dies at triage, where it is expired with all that is old, then retried
 //	m8 returns  likewise, and not retried
+//
+// and what goodEngines has.
 func goodHistory() *history {
 	s := &script{history: &history{Starts: 3}}
 	s.Info = runInfo{Seed: 7, Instances: 2, Consumers: []consumerInfo{
@@ -105,7 +107,11 @@ func goodHistory() *history {
 		{Key: "returns/broken", Channel: "returns"},
 		{Key: "returns/scrap", Channel: "returns", Purged: true, Redrive: true},
 		{Key: "returns/triage", Channel: "returns", Triage: true, Redrive: true},
+		{Key: consumerAlerted, Channel: channelForwards, Redrive: true},
 	}}
+	for _, c := range engineCast() {
+		s.Info.Consumers = append(s.Info.Consumers, c.consumerInfo)
+	}
 	s.Faults = []fault{
 		{Kind: faultDatabase, Start: 10 * sec, Down: 10*sec + 1, Up: 12 * sec, End: 13 * sec},
 		{Kind: faultKill, Target: "2", Start: 20 * sec, Down: 20*sec + 1, Up: 21 * sec, End: 22 * sec},
@@ -113,7 +119,9 @@ func goodHistory() *history {
 	}
 	s.goodTraffic()
 	s.goodTriage()
+	s.goodEngines()
 	s.goodEnd()
+	s.goodEnginesAtRest()
 	return s.history
 }
 
@@ -142,7 +150,7 @@ func (s *script) goodTraffic() {
 			s.job("orders/flapper", m, statusDelivered, 1)
 		}
 	}
-	s.Receipts = append(s.Receipts, receipt{Consumer: "orders/healthy", Message: "m5", Tag: "t-m5", Start: 30 * sec, End: 32 * sec, Gone: true})
+	s.Receipts = append(s.Receipts, receipt{Consumer: "orders/healthy", Message: "m5", Tag: "t-m5", Job: "healthy.m5", Start: 30 * sec, End: 32 * sec, Gone: true})
 	s.received("orders/flapper", "m2", died(22*sec))
 	s.op(op{Kind: opRequeueOne, Start: 25 * sec, Status: 202, Consumer: "orders/flapper", Message: "m2", Job: "flapper.m2"})
 	s.received("orders/flapper", "m2", map[moment]int{26 * sec: 500, 27 * sec: 200})
@@ -221,7 +229,8 @@ func (s *script) goodEnd() {
 		{Start: 5*sec + 1, End: 5*sec + 2, Of: map[string]tally{"returns/broken": {Dead: 1, Delta: 1, Pending: 1}, "returns/scrap": {Dead: 1, Counted: 1, DeadCount: 1, Pending: 1}}},
 		{Start: 9 * sec, End: 9*sec + 2, Of: map[string]tally{"returns/broken": {Dead: 2, Counted: 2, DeadCount: 2, Pending: 2}, "returns/scrap": {Dead: 1, Counted: 2, DeadCount: 2, Delta: -1, Pending: 1}}},
 	}
-	s.restAt(restAfterTraffic, 40*sec, map[string]int64{"returns/broken": 2, "returns/scrap": 1}, map[string]int64{
+	s.restAt(restAfterTraffic, 40*sec, map[string]int64{"returns/broken": 2, "returns/scrap": 1, remoteKey: 1}, map[string]int64{
+		remoteKey + " DELIVERED": 2, remoteKey + " DEAD": 1,
 		"orders/healthy DELIVERED": 4, "orders/flapper DELIVERED": 4, "orders/puller DELIVERED": 4, "returns/broken DEAD": 2, "returns/scrap DEAD": 1,
 		"returns/broken DELIVERED": 2, "returns/scrap DELIVERED": 2, "returns/triage SHELVED": 2, "returns/triage DELIVERED": 2,
 	})
@@ -230,6 +239,7 @@ func (s *script) goodEnd() {
 	s.received("returns/broken", "m3", map[moment]int{42 * sec: 200})
 	s.received("returns/broken", "m6", map[moment]int{42 * sec: 200})
 	s.restAt(restAfterRedrive, 50*sec, map[string]int64{}, map[string]int64{
+		remoteKey + " DELIVERED":   3,
 		"orders/healthy DELIVERED": 4, "orders/flapper DELIVERED": 4, "orders/puller DELIVERED": 4, "returns/broken DELIVERED": 4,
 		"returns/scrap DELIVERED": 2, "returns/triage SHELVED": 2, "returns/triage DELIVERED": 2,
 	})
@@ -354,7 +364,7 @@ func answers(h *history, consumer, message string, status int) {
 // Each of these histories has one thing wrong, and the check made for it must say so.
 func TestFaultyHistoriesAreFlagged(t *testing.T) {
 	t.Parallel()
-	for n, c := range slices.Concat(faultyHistories, faultyLetters) {
+	for n, c := range slices.Concat(faultyHistories, faultyLetters, faultyEngines) {
 		t.Run(fmt.Sprintf("%d %s", n, c.what), func(t *testing.T) {
 			t.Parallel()
 			h := goodHistory()

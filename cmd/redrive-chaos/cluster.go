@@ -55,7 +55,7 @@ func (p *process) gone() bool {
 }
 
 // newInstances prepares n instances on one database. Their ports stay over restarts.
-func newInstances(cfg config, dsn, dir string, rec *recorder) ([]*instance, error) {
+func newInstances(cfg config, dsn, dir, endpoint string, rec *recorder) ([]*instance, error) {
 	bin, err := filepath.Abs(cfg.Redrive)
 	if err != nil {
 		return nil, err
@@ -81,7 +81,10 @@ func newInstances(cfg config, dsn, dir string, rec *recorder) ([]*instance, erro
 				"REDRIVE_BROKER_DELIVERY_TIMEOUT="+deliveryTimeout.String(),
 				"REDRIVE_BROKER_RATIONAL_DELAY="+rationalDelay.String(),
 				"REDRIVE_BROKER_MIN_SCHEDULE_DELAY="+minSchedule.String(),
-				"REDRIVE_DLQ_SUMMARY_INTERVAL="+summaryInterval.String()),
+				"REDRIVE_DLQ_SUMMARY_INTERVAL="+summaryInterval.String(),
+				"REDRIVE_ENGINES="+engineSettings(endpoint),
+				"REDRIVE_ENGINE_LEASE="+engineLease.String(),
+				"REDRIVE_ALERT_CHANNELS="+channelForwards),
 		})
 	}
 	return out, nil

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
 
 // The moods of a push consumer. Each has one of its own (its temper), a fault gives it another for a while,
@@ -63,7 +65,9 @@ func cast() []*spec {
 	scrap.Purged, scrap.Redrive = true, true
 	triage := of(channelReturns, "triage", sulking, failing, closed)
 	triage.Triage, triage.Redrive = true, true
-	return []*spec{healthy, flapper, hanger, mortal, puller, broken, scrap, triage}
+	alerted := of(channelForwards, "alerted", flaps, hanging, failing, closed)
+	alerted.Redrive = true
+	return []*spec{healthy, flapper, hanger, mortal, puller, broken, scrap, triage, alerted}
 }
 
 // receiver is the server of one push consumer.
@@ -72,7 +76,8 @@ type receiver struct {
 	rec  *recorder
 	addr string
 
-	mood  atomic.Value // string
+	hook  atomic.Pointer[standardwebhooks.Webhook] // knows the consumer's signing secret
+	mood  atomic.Value                             // string
 	mu    sync.Mutex
 	rng   *rand.Rand
 	srv   *http.Server
@@ -148,9 +153,18 @@ func (r *receiver) take(w http.ResponseWriter, req *http.Request) {
 	raw, readErr := io.ReadAll(io.LimitReader(req.Body, 1<<20))
 	var b body
 	jsonErr := json.Unmarshal(raw, &b)
+	flaw := r.flaw(req, b, errors.Join(readErr, jsonErr))
+	message := req.Header.Get("X-Broker-Message-ID")
+	if r.spec.Channel == channelForwards {
+		b.Tag, flaw = message, flawOfAlert(message, raw)
+	}
+	if hook := r.hook.Load(); flaw == "" && hook != nil {
+		if err := hook.Verify(raw, req.Header); err != nil {
+			flaw = "its signature: " + err.Error()
+		}
+	}
 	rc := r.rec.receive(receipt{
-		Consumer: r.spec.Key, Message: req.Header.Get("X-Broker-Message-ID"), Tag: b.Tag, Start: start,
-		Flaw: r.flaw(req, b, errors.Join(readErr, jsonErr)),
+		Consumer: r.spec.Key, Message: message, Tag: b.Tag, Job: req.Header.Get("Webhook-Id"), Start: start, Flaw: flaw,
 	})
 	delay, status := r.decide()
 	gone := false
@@ -164,6 +178,21 @@ func (r *receiver) take(w http.ResponseWriter, req *http.Request) {
 	// Noted before it is sent: a receipt may claim an answer that nobody got, but never miss one that somebody did.
 	r.rec.answered(rc, status, false)
 	w.WriteHeader(status)
+}
+
+// learnSecret gets the secret that the consumer's deliveries are signed with.
+func (r *receiver) learnSecret(ctx context.Context, c *client) error {
+	o, a := c.exchange(ctx, op{Instance: 1}, request{method: http.MethodPost, path: consumerPath(r.spec) + "/signing-secret", header: tokens(r.spec)})
+	var body struct{ Secret string }
+	if err := json.Unmarshal(a.body, &body); err != nil || o.Status != http.StatusOK {
+		return fmt.Errorf("the signing secret of %s: %d %s (%w)", r.spec.Key, o.Status, o.Err, err)
+	}
+	hook, err := standardwebhooks.NewWebhook(body.Secret)
+	if err != nil {
+		return fmt.Errorf("the signing secret of %s: %w", r.spec.Key, err)
+	}
+	r.hook.Store(hook)
+	return nil
 }
 
 // flaw says what of a delivery is not as it was sent; empty: nothing.

@@ -3,11 +3,8 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"os"
+	"slices"
 	"sync"
 	"time"
 )
@@ -49,6 +46,9 @@ const (
 	opResolveLetter = "resolve-letter"
 	opExpireLetter  = "expire-letter"
 	opExpireOld     = "expire-old-letters" // all whose last failure is more than a day ago
+
+	opBeginRun = "begin-run" // of an engine, on demand
+	opAlert    = "alert"
 )
 
 // op is one request to an instance.
@@ -68,6 +68,7 @@ type op struct {
 	Message  string `json:"message,omitempty"`  // the id known afterwards; empty if it stayed unknown
 	Job      string `json:"job,omitempty"`
 	State    string `json:"state,omitempty"` // pull-state: the state asked for
+	Work     *work  `json:"work,omitempty"`  // what an engine is asked for
 
 	Letter string       `json:"letter,omitempty"` // the row key of a dead letter
 	Seen   moment       `json:"seen,omitempty"`   // when it was listed
@@ -92,6 +93,7 @@ type receipt struct {
 	Consumer string `json:"consumer"`
 	Message  string `json:"message"`
 	Tag      string `json:"tag"`
+	Job      string `json:"job,omitempty"` // its webhook-id
 	Start    moment `json:"start"`
 	End      moment `json:"end"`            // when it was answered or given up; 0: never
 	Answer   int    `json:"answer"`         // 0: none
@@ -128,7 +130,7 @@ type tally struct {
 	Counted   int64 `json:"counted"` // COUNT of dlqCounted=1
 	DeadCount int64 `json:"deadCount"`
 	Delta     int64 `json:"delta"`   // SUM(dlqDelta)
-	Pending   int64 `json:"pending"` // COUNT of Pending dead letters of its deliveries
+	Pending   int64 `json:"pending"` // COUNT of Pending dead letters of its jobs
 }
 
 // snapshot is one look into the database, in one statement.
@@ -187,6 +189,8 @@ type rest struct {
 	Tallies   map[string]tally `json:"tallies"`
 	Jobs      map[string]int64 `json:"jobs"`  // GROUP BY consumer and status
 	Shown     []op             `json:"shown"` // what each instance answered
+	Engines   []engineJob      `json:"engines,omitempty"`
+	Works     []workDone       `json:"works,omitempty"`
 }
 
 // consumerInfo is a consumer of the run.
@@ -197,6 +201,8 @@ type consumerInfo struct {
 	Purged  bool   `json:"purged,omitempty"`  // purgers work on it
 	Redrive bool   `json:"redrive,omitempty"` // requeuers work on it
 	Triage  bool   `json:"triage,omitempty"`  // its dead letters are retried, resolved and expired one by one
+	Engine  string `json:"engine,omitempty"`  // the engine that it is, which works on its channel
+	Retries int    `json:"retries,omitempty"` // of an engine's
 }
 
 // runInfo is the head of a history.
@@ -223,6 +229,7 @@ type history struct {
 	Messages  []finalMessage
 	Letters   []finalLetter
 	Rests     []rest
+	Runs      []engineRun
 }
 
 // recorder collects a history from many goroutines.
@@ -232,6 +239,7 @@ type recorder struct {
 	seq   int64
 	h     history
 	open  []*receipt
+	runs  []*engineRun
 }
 
 func newRecorder(info runInfo) *recorder {
@@ -270,6 +278,13 @@ func (r *recorder) answered(p *receipt, answer int, gone bool) {
 	p.Answer, p.Gone, p.End = answer, gone, r.now()
 }
 
+// engineRun notes a run that has just come to the endpoint, which goes on writing to it under the recorder's lock.
+func (r *recorder) engineRun(e *engineRun) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.runs = append(r.runs, e)
+}
+
 func (r *recorder) fault(f fault) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -298,116 +313,10 @@ func (r *recorder) history() *history {
 	for _, p := range r.open {
 		h.Receipts = append(h.Receipts, *p)
 	}
+	for _, e := range r.runs {
+		run := *e
+		run.Posts, run.Polls = slices.Clone(e.Posts), slices.Clone(e.Polls)
+		h.Runs = append(h.Runs, run)
+	}
 	return &h
-}
-
-// line is one line of a history file: exactly one field is set.
-type line struct {
-	Run      *runInfo      `json:"run,omitempty"`
-	Op       *op           `json:"op,omitempty"`
-	Receipt  *receipt      `json:"receipt,omitempty"`
-	Fault    *fault        `json:"fault,omitempty"`
-	Snapshot *snapshot     `json:"snapshot,omitempty"`
-	Sighting *sighting     `json:"sighting,omitempty"`
-	Incident *incident     `json:"incident,omitempty"`
-	Starts   *int          `json:"starts,omitempty"`
-	Job      *finalJob     `json:"job,omitempty"`
-	Message  *finalMessage `json:"message,omitempty"`
-	Letter   *finalLetter  `json:"letter,omitempty"`
-	Rest     *rest         `json:"rest,omitempty"`
-}
-
-func (h *history) lines(emit func(line)) {
-	emit(line{Run: &h.Info})
-	emit(line{Starts: &h.Starts})
-	each(h.Ops, func(v *op) { emit(line{Op: v}) })
-	each(h.Receipts, func(v *receipt) { emit(line{Receipt: v}) })
-	each(h.Faults, func(v *fault) { emit(line{Fault: v}) })
-	each(h.Snapshots, func(v *snapshot) { emit(line{Snapshot: v}) })
-	each(h.Sightings, func(v *sighting) { emit(line{Sighting: v}) })
-	each(h.Incidents, func(v *incident) { emit(line{Incident: v}) })
-	each(h.Jobs, func(v *finalJob) { emit(line{Job: v}) })
-	each(h.Messages, func(v *finalMessage) { emit(line{Message: v}) })
-	each(h.Letters, func(v *finalLetter) { emit(line{Letter: v}) })
-	each(h.Rests, func(v *rest) { emit(line{Rest: v}) })
-}
-
-func each[T any](s []T, f func(*T)) {
-	for i := range s {
-		f(&s[i])
-	}
-}
-
-// writeHistory writes h to a file, a JSON object a line.
-func writeHistory(path string, h *history) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	w := bufio.NewWriter(f)
-	enc := json.NewEncoder(w)
-	var failed error
-	h.lines(func(l line) {
-		if err := enc.Encode(l); err != nil && failed == nil {
-			failed = err
-		}
-	})
-	if err := w.Flush(); failed == nil {
-		failed = err
-	}
-	if err := f.Close(); failed == nil {
-		failed = err
-	}
-	return failed
-}
-
-// readHistory reads what writeHistory wrote. A line that is not understood is an error.
-func readHistory(path string) (*history, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	h := &history{}
-	sc := bufio.NewScanner(f)
-	sc.Buffer(nil, 64<<20)
-	for n := 1; sc.Scan(); n++ {
-		dec := json.NewDecoder(bytes.NewReader(sc.Bytes()))
-		dec.DisallowUnknownFields()
-		var l line
-		if err := dec.Decode(&l); err != nil {
-			return nil, fmt.Errorf("%s line %d: %w", path, n, err)
-		}
-		h.take(l)
-	}
-	return h, sc.Err()
-}
-
-func (h *history) take(l line) {
-	switch {
-	case l.Run != nil:
-		h.Info = *l.Run
-	case l.Starts != nil:
-		h.Starts = *l.Starts
-	case l.Op != nil:
-		h.Ops = append(h.Ops, *l.Op)
-	case l.Receipt != nil:
-		h.Receipts = append(h.Receipts, *l.Receipt)
-	case l.Fault != nil:
-		h.Faults = append(h.Faults, *l.Fault)
-	case l.Snapshot != nil:
-		h.Snapshots = append(h.Snapshots, *l.Snapshot)
-	case l.Sighting != nil:
-		h.Sightings = append(h.Sightings, *l.Sighting)
-	case l.Incident != nil:
-		h.Incidents = append(h.Incidents, *l.Incident)
-	case l.Job != nil:
-		h.Jobs = append(h.Jobs, *l.Job)
-	case l.Message != nil:
-		h.Messages = append(h.Messages, *l.Message)
-	case l.Letter != nil:
-		h.Letters = append(h.Letters, *l.Letter)
-	case l.Rest != nil:
-		h.Rests = append(h.Rests, *l.Rest)
-	}
 }

@@ -5,7 +5,8 @@
 //
 // It starts a database of its own, two instances of `redrive serve` on it, and consumers that it plays itself. Producers
 // broadcast, pull consumers work, operators requeue and purge, others retry, resolve and expire dead letters one by one,
-// pollers watch the counts. Meanwhile instances are killed, stopped for longer than a lease and restarted, the database
+// pollers watch the counts; others give engines work, as messages, on demand and as alerts, which they do at an endpoint of
+// the harness. Meanwhile instances are killed, stopped for longer than a lease and restarted, the database
 // is killed, and consumers get slow, hang, flap and die. Every request, every delivery, every fault and every look into
 // the database is written down. When all is healed and at rest, the written history is checked: nothing accepted is
 // lost, no stale attempt won, every count is exact, and so on; see the files check_*.go.

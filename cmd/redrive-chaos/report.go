@@ -83,8 +83,47 @@ func summary(out io.Writer, h *history) {
 	fmt.Fprintf(w, "retries of dead letters that took effect\t%d\tothers answered that one had: %d\n", retries(h, true), retries(h, false))
 	fmt.Fprintf(w, "snapshots\t%d\t\n", len(h.Snapshots))
 	fmt.Fprintf(w, "delivered after a 503\t%d\tcommitted as the answer was lost: allowed, known to repeat\n", unavailableYetDelivered(h))
+	summaryOfEngines(w, h)
 	w.Flush()
 	fmt.Fprintln(out)
+}
+
+// summaryOfEngines counts what the endpoint did, and what the engines' messages have come to.
+func summaryOfEngines(w io.Writer, h *history) {
+	fates, repeated := map[string]int{}, 0
+	messages := map[work]map[string]bool{}
+	for _, o := range h.Ops {
+		if o.Work != nil && o.Outcome == ok {
+			if messages[*o.Work] == nil {
+				messages[*o.Work] = map[string]bool{}
+			}
+			messages[*o.Work][o.Message] = true
+		}
+	}
+	several := 0
+	for _, m := range messages {
+		several += min(1, len(m)-1)
+	}
+	for _, r := range h.Runs {
+		fates[r.Work.Engine+" "+r.Fate]++
+		if len(r.Posts) > 1 && r.Fate != fateCut { // an HTTP client may repeat a request whose connection was cut
+			repeated++
+		}
+	}
+	for _, k := range sortedKeys(fates) {
+		fmt.Fprintf(w, "run %s\t%d\t\n", k, fates[k])
+	}
+	fmt.Fprintf(w, "runs with a repeated POST\t%d\ttaken up by another instance, or by the same after its restart\n", repeated)
+	fmt.Fprintf(w, "works of engines\t%d\tasked for by several messages: %d\n", len(messages), several)
+	for _, at := range h.Rests {
+		statuses := map[string]int{}
+		for _, j := range at.Engines {
+			statuses[fmt.Sprintf("%s %d", j.Consumer, j.Status)]++
+		}
+		for _, k := range sortedKeys(statuses) {
+			fmt.Fprintf(w, "%s: jobs of %s\t%d\t\n", at.Label, k, statuses[k])
+		}
+	}
 }
 
 func retries(h *history, tookEffect bool) int {
@@ -166,6 +205,11 @@ func ofMessage(h *history, v violation) []event {
 	for _, r := range h.Receipts {
 		if r.Message == v.Message && mine(r.Consumer) {
 			events = append(events, event{r.Start, fmt.Sprintf("receipt %d of %s until %s: %d gone=%t", r.Seq, r.Consumer, r.End, r.Answer, r.Gone)})
+		}
+	}
+	for _, r := range h.Runs {
+		if r.Work.message() == v.Message {
+			events = append(events, event{r.Begin, fmt.Sprintf("run %s of the %s until %s: %s, %d POSTs, %d looks", r.Run, r.Work, r.last(), r.Fate, len(r.Posts), len(r.Polls))})
 		}
 	}
 	for _, j := range h.Jobs {

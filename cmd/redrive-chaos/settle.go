@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -135,7 +136,7 @@ func (s *stageState) shownAtRest(ctx context.Context) bool {
 		if o.Outcome != ok {
 			return false
 		}
-		for _, c := range s.specs {
+		for _, c := range slices.Concat(s.specs, s.engines) {
 			if o.Counts[c.Key+" QUEUED"]+o.Counts[c.Key+" INFLIGHT"] > 0 {
 				return false
 			}
@@ -185,7 +186,13 @@ func (s *stageState) readRest(ctx context.Context, label string, left map[string
 		for _, kind := range []string{opDLQStatus, opMetrics, opJobStatus} {
 			r.Shown = append(r.Shown, s.client.show(ctx, i, kind))
 		}
-		r.Shown = append(r.Shown, s.client.showLetters(ctx, i, s.specs))
+		r.Shown = append(r.Shown, s.client.showLetters(ctx, i, s.specs, s.engines))
+	}
+	if r.Engines, err = s.witness.engineJobs(ctx); err != nil {
+		return err
+	}
+	if r.Works, err = s.witness.works(ctx); err != nil {
+		return err
 	}
 	s.rec.edit(func(h *history) { h.Rests = append(h.Rests, r) })
 	return nil
@@ -234,7 +241,27 @@ func (s *stageState) redriveAll(ctx context.Context) error {
 		o.Before, o.After = &before, &after
 		s.rec.op(o)
 	}
-	return nil
+	return s.retryEngines(ctx)
+}
+
+// retryEngines sends every dead letter of the engines back, now that all can succeed.
+func (s *stageState) retryEngines(ctx context.Context) error {
+	s.endpoint.mended.Store(true)
+	for n, c := range s.engines {
+		t := &triager{client: s.client, spec: c, rng: s.rng(uint64(1200 + n)), limit: answerLimit}
+		l := listOf(c, 30)
+		for failures := 0; failures < 5; {
+			if o := l.page(ctx, s.client, n%len(s.instances)+1, answerLimit); o.Outcome != ok {
+				failures++
+			} else if l.token == "" {
+				break
+			}
+		}
+		for _, d := range l.letters {
+			t.retry(ctx, d)
+		}
+	}
+	return ctx.Err()
 }
 
 func (s *stageState) dead(ctx context.Context, c *spec) (int64, error) {

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,9 @@ type stageState struct {
 	specs     []*spec
 	receivers []*receiver
 	healed    atomic.Bool
+
+	engines  []*spec
+	endpoint *endpoint
 }
 
 // stage sets the scene, plays the run, and returns its history and the directory with the logs. Whatever it
@@ -36,9 +40,9 @@ func stage(ctx context.Context, cfg config, out io.Writer) (h *history, dir stri
 	if dir, err = workDir(cfg); err != nil {
 		return nil, dir, err
 	}
-	s := &stageState{cfg: cfg, specs: cast()}
+	s := &stageState{cfg: cfg, specs: cast(), engines: engineCast()}
 	info := runInfo{Seed: cfg.Seed, Instances: cfg.Instances, Flavour: cfg.Flavour, Duration: cfg.Duration}
-	for _, c := range s.specs {
+	for _, c := range slices.Concat(s.specs, s.engines) {
 		info.Consumers = append(info.Consumers, c.consumerInfo)
 	}
 	s.rec = newRecorder(info)
@@ -64,6 +68,8 @@ func (s *stageState) perform(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(out, "the traffic is over and all is mended; waiting for rest")
+	s.healed.Store(true)
+	s.lastDemands(ctx)
 	if err := s.lastTriage(ctx); err != nil {
 		return err
 	}
@@ -116,7 +122,10 @@ func (s *stageState) setUp(ctx context.Context, dir string) (err error) {
 		s.receivers = append(s.receivers, r)
 		urls[c.Key] = r.url()
 	}
-	if s.instances, err = newInstances(s.cfg, s.db.DSN(databaseName), dir, s.rec); err != nil {
+	if s.endpoint, err = newEndpoint(s.rec, &s.healed, s.cfg.Seed); err != nil {
+		return err
+	}
+	if s.instances, err = newInstances(s.cfg, s.db.DSN(databaseName), dir, s.endpoint.url(), s.rec); err != nil {
 		return err
 	}
 	// All at once: they migrate the same empty database, which must work too.
@@ -133,6 +142,11 @@ func (s *stageState) setUp(ctx context.Context, dir string) (err error) {
 	s.client = newClient(s.rec, s.instances)
 	if err := prepare(ctx, s.client, s.specs, urls); err != nil {
 		return err
+	}
+	for _, r := range s.receivers {
+		if err := r.learnSecret(ctx, s.client); err != nil {
+			return err
+		}
 	}
 	for _, c := range s.specs {
 		if c.Triage {
@@ -156,6 +170,9 @@ func (s *stageState) tearDown() error {
 	}
 	for _, r := range s.receivers {
 		r.shut()
+	}
+	if s.endpoint != nil {
+		s.endpoint.shut()
 	}
 	if s.witness != nil {
 		s.witness.db.Close()
@@ -227,8 +244,29 @@ func (s *stageState) act(ctx, traffic context.Context, wg *sync.WaitGroup) {
 			}
 		}
 	}
+	s.employ(ctx, traffic, wg)
 	for n, r := range s.receivers {
 		wg.Go(func() { r.torment(traffic, s.rng(uint64(500+n))) })
+	}
+}
+
+// employ starts those who give the engines work.
+func (s *stageState) employ(ctx, traffic context.Context, wg *sync.WaitGroup) {
+	for n, c := range s.engines {
+		of := func(name string, stream int) *employer {
+			return &employer{client: s.client, name: fmt.Sprintf("%s%d", name, n), spec: c, rng: s.rng(uint64(1100 + 10*n + stream))}
+		}
+		wg.Go(func() { of("retry", 0).retries(ctx, traffic) })
+		switch c.Engine {
+		case engineAlerts:
+			wg.Go(func() { of("alert", 1).alerts(ctx, traffic) })
+			continue
+		case engineRemote:
+			wg.Go(func() { of("msg", 1).messages(ctx, traffic, 500*time.Millisecond) })
+		case engineLocked:
+			wg.Go(func() { of("msg", 1).messages(ctx, traffic, 2*time.Second) })
+		}
+		wg.Go(func() { of("demand", 2).demands(ctx, traffic) })
 	}
 }
 

@@ -62,9 +62,10 @@ type Config struct {
 	PruneNodeName      string        `group:"Pruning" placeholder:"NAME" allowed:"1 to 100 letters, digits, dots, dashes and underscores" help:"Begins the names of archive files. Empty: the host's name."`
 	PruneInterval      time.Duration `group:"Pruning" default:"1h" allowed:"a duration from 1s to 168h" help:"How often messages are pruned."`
 
-	EngineContext      string `group:"Engines" default:"publisher" allowed:"publisher or managed-app" help:"Which of RFC-72's deployments this is, and so which engines it has."`
-	Engines            string `group:"Engines" placeholder:"JSON" allowed:"a JSON object of engines by name, each with queue and operations" help:"Further engines: {\"billing\":{\"queue\":\"billing-queue\",\"operations\":[\"charge\"]}}. A mapping in the file."`
-	EngineTablesConfig string `group:"Engines" placeholder:"JSON" allowed:"RFC-72's engineTablesConfig as a JSON object" help:"Tables of dead letters and history: storageAccountName (the schema), dlqTableName, historyTableName, retentionDays. Default: engineDlq and engineHistory for 90 days. A mapping in the file."`
+	EngineContext      string        `group:"Engines" default:"publisher" allowed:"publisher or managed-app" help:"Which of RFC-72's deployments this is, and so which engines it has."`
+	Engines            string        `group:"Engines" placeholder:"JSON" allowed:"a JSON object of engines by name, each with queue and operations" help:"Further engines: {\"billing\":{\"queue\":\"billing-queue\",\"operations\":[\"charge\"]}}. A mapping in the file."`
+	EngineTablesConfig string        `group:"Engines" placeholder:"JSON" allowed:"RFC-72's engineTablesConfig as a JSON object" help:"Tables of dead letters and history: storageAccountName (the schema), dlqTableName, historyTableName, retentionDays. Default: engineDlq and engineHistory for 90 days. A mapping in the file."`
+	EngineLease        time.Duration `group:"Engines" default:"30s" allowed:"a duration from 1s to 1h" help:"How long after the death of an instance others go on with the runs of engines that it was at. It extends its claims every third of it."`
 
 	SigningMaxAge        time.Duration `group:"Engines" default:"2160h" allowed:"a duration from 1h to 87600h" help:"Age at which a signing secret is due to be rotated. The engine hmac looks as often as its setting every says; by default only on demand."`
 	SigningOverlap       time.Duration `group:"Engines" default:"24h" allowed:"a duration from 1s to 8784h" help:"How long a rotated signing secret stays valid beside the new one."`
@@ -152,6 +153,7 @@ func (v *validator) deliveries() {
 
 func (v *validator) engines() {
 	c := v.config
+	v.lasting("EngineLease", c.EngineLease, time.Second, time.Hour)
 	v.lasting("SigningMaxAge", c.SigningMaxAge, time.Hour, 87_600*time.Hour)
 	v.lasting("SigningOverlap", c.SigningOverlap, time.Second, 8784*time.Hour)
 	v.must("SigningNotifyChannel", c.SigningNotifyChannel == "" || web.CheckText("channel", c.SigningNotifyChannel) == nil)

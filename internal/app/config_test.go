@@ -61,6 +61,7 @@ func TestConfigCheck(t *testing.T) {
 		{"table name", func(c *app.Config) { c.EngineTablesConfig = `{"dlqTableName":"a b"}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "engineTablesConfig.dlqTableName"},
 		{"retention", func(c *app.Config) { c.EngineTablesConfig = `{"retentionDays":-1}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "retentionDays"},
 		{"another schema", func(c *app.Config) { c.EngineTablesConfig = `{"storageAccountName":"elsewhere"}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "one transaction"},
+		{"engine lease", func(c *app.Config) { c.EngineLease = time.Millisecond }, "REDRIVE_ENGINE_LEASE", `"1ms"`},
 		{"retries", func(c *app.Config) { c.BrokerMaxRetry = -1 }, "REDRIVE_BROKER_MAX_RETRY", `"-1"`},
 		{"no backoff", func(c *app.Config) { c.BrokerRetryBackoff = nil }, "REDRIVE_BROKER_RETRY_BACKOFF", "5s,30s"},
 		{"backoff", func(c *app.Config) { c.BrokerRetryBackoff = []time.Duration{time.Second, -1} }, "REDRIVE_BROKER_RETRY_BACKOFF", "1s,-1ns"},

@@ -39,7 +39,7 @@ func testConfig(dsn string) app.Config {
 		SchedulerInterval: 50 * time.Millisecond, DLQSummaryInterval: 200 * time.Millisecond,
 		SigningMaxAge: time.Hour, SigningOverlap: time.Minute,
 		GatewayAuthMode: app.GatewayNone, GatewayAuthExempt: []string{"/livez"},
-		PruneInterval: time.Hour, LogLevel: "info", LogFormat: "text",
+		EngineLease: 30 * time.Second, PruneInterval: time.Hour, LogLevel: "info", LogFormat: "text",
 	}
 }
 

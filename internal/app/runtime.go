@@ -28,7 +28,7 @@ type runtime struct {
 // newRuntime makes the runtime with the engines that this deployment executes: those that are built in, and those for which
 // it names an endpoint.
 func (a *App) newRuntime() (*runtime, error) {
-	runner, err := durable.New(a.store.DB(), durable.Options{Log: a.log})
+	runner, err := durable.New(a.store.DB(), durable.Options{Log: a.log, Lease: a.config.EngineLease})
 	if err != nil {
 		return nil, err
 	}
