@@ -64,8 +64,9 @@ type Backend struct {
 
 	draining atomic.Bool
 
-	heldMu sync.Mutex
-	held   map[lease]bool // leases of this process
+	heldMu    sync.Mutex
+	held      map[lease]bool // leases of this process
+	unsettled []lease        // that may be, and must be given back
 }
 
 var _ backend.Backend = (*Backend)(nil)
@@ -118,7 +119,10 @@ func (b *Backend) Close() error {
 func (b *Backend) HandBack(ctx context.Context) error {
 	b.heldMu.Lock()
 	held := b.held
-	b.held = map[lease]bool{}
+	for _, l := range b.unsettled {
+		held[l] = true
+	}
+	b.held, b.unsettled = map[lease]bool{}, nil
 	b.heldMu.Unlock()
 	var errs []error
 	for l := range held {

@@ -35,6 +35,7 @@ func (b *Backend) claim(ctx context.Context, t table, queues []workflow.Queue, d
 			n, err := b.changeLease(ctx, "UPDATE "+string(t)+` SET leaseToken = ?, dueAt = NOW(6) + INTERVAL ? MICROSECOND
 				WHERE id = ? AND dueAt <= NOW(6)`, l.token[:], micros(duration), l.id)
 			if err != nil {
+				b.unsettle(l, err)
 				return nil, err
 			}
 			if n == 1 {
@@ -96,6 +97,35 @@ func (b *Backend) release(ctx context.Context, l lease) error {
 	return err
 }
 
+// unsettle remembers a lease that was taken, or may have been, without anybody to do the work, because the database was
+// away or too slow.
+func (b *Backend) unsettle(l lease, why error) {
+	if !storage.IsUnavailable(why) {
+		return
+	}
+	b.heldMu.Lock()
+	defer b.heldMu.Unlock()
+	delete(b.held, l)
+	b.unsettled = append(b.unsettled, l)
+}
+
+// giveBack gives such leases back, before anything else is claimed.
+func (b *Backend) giveBack(ctx context.Context) error {
+	b.heldMu.Lock()
+	leases := b.unsettled
+	b.unsettled = nil
+	b.heldMu.Unlock()
+	for i, l := range leases {
+		if err := b.release(ctx, l); err != nil {
+			b.heldMu.Lock()
+			b.unsettled = append(b.unsettled, leases[i:]...)
+			b.heldMu.Unlock()
+			return err
+		}
+	}
+	return nil
+}
+
 func (b *Backend) wakeFor(t table) {
 	if t == instances {
 		b.workflows.all()
@@ -111,6 +141,9 @@ func taken[T any](ctx context.Context, b *Backend, t table, queues []workflow.Qu
 ) (*T, error) {
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementTimeout)
 	defer cancel()
+	if err := b.giveBack(own); err != nil {
+		return nil, err
+	}
 	for {
 		l, err := b.claim(own, t, queues, duration)
 		if err != nil || l == nil {
@@ -119,7 +152,9 @@ func taken[T any](ctx context.Context, b *Backend, t table, queues []workflow.Qu
 		task, err := read(own, *l)
 		switch {
 		case err != nil:
-			// The lease stays: a task that cannot be read must not come back at once, again and again.
+			// The lease stays, unless it was the database's trouble: a task that cannot be read must not come back at
+			// once, again and again.
+			b.unsettle(*l, err)
 			return nil, err
 		case task == nil:
 			continue

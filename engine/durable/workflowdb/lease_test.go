@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/cschleiden/go-workflows/backend/history"
 	"github.com/cschleiden/go-workflows/core"
 	"github.com/cschleiden/go-workflows/workflow"
+	"github.com/go-sql-driver/mysql"
 
 	"github.com/redrive-mq/redrive/engine/durable/workflowdb"
 	"github.com/redrive-mq/redrive/storage"
@@ -288,5 +290,39 @@ func fill(t *testing.T, db *sql.DB) {
 		if _, err := db.ExecContext(t.Context(), statement); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// What was claimed and could not be read, because the database was away just then, is given back with the next look, and
+// does not wait for the end of its lease.
+func TestClaimThatNobodyGot(t *testing.T) {
+	t.Parallel()
+	var fail atomic.Bool
+	var failed atomic.Int32
+	dsn := storagetest.DSN(t)
+	store, err := storage.Open(storage.Options{DSN: dsn, WrapConnector: func(c driver.Connector) driver.Connector {
+		return storagetest.Intercept(c, func(query string) (string, error) {
+			reads := strings.HasPrefix(query, "SELECT i.id, a.queue, a.event") || strings.HasPrefix(query, "SELECT event")
+			if reads && fail.CompareAndSwap(true, false) {
+				failed.Add(1)
+				return "", mysql.ErrInvalidConn
+			}
+			return query, nil
+		})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	b := newBackend(t, store.DB(), workflowdb.Options{Idle: 20 * time.Millisecond}, time.Hour)
+	b.create("one")
+	b.ok(b.complete(b.task(), core.WorkflowInstanceStateActive))
+	fail.Store(true)
+	if task, err := b.GetActivityTask(t.Context(), queues); err == nil {
+		t.Fatalf("it got %v", task)
+	}
+	b.activity()
+	if failed.Load() != 1 {
+		t.Errorf("%d reads failed", failed.Load())
 	}
 }
