@@ -2,7 +2,9 @@ package storage_test
 
 import (
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -10,9 +12,26 @@ import (
 	"github.com/redrive-mq/redrive/storage"
 )
 
-// newEnginePlanWorld has 60,000 dead letters and as many history entries of four engines and 20 instances in every state.
-// The dead letters are in the order of time; the history covers a month, a day a partition.
-func newEnginePlanWorld(t *testing.T) *planWorld {
+const fewEngineRows = 60_000
+
+// engineRows is how many dead letters and history entries the plans of lists are looked at with: a few, or what
+// REDRIVE_TEST_ENGINE_ROWS says. What may be read for a page does not grow with it.
+func engineRows(t *testing.T) int {
+	t.Helper()
+	text := os.Getenv("REDRIVE_TEST_ENGINE_ROWS")
+	if text == "" {
+		return fewEngineRows
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < fewEngineRows || n > 10_000_000 {
+		t.Fatalf("REDRIVE_TEST_ENGINE_ROWS: %q", text)
+	}
+	return n
+}
+
+// newEnginePlanWorld has so many dead letters and as many history entries of four engines and 20 instances in every
+// state. The dead letters are in the order of time; the history covers a month, a day a partition.
+func newEnginePlanWorld(t *testing.T, rows int) *planWorld {
 	t.Helper()
 	p := &planWorld{recorded: &recorder{}}
 	p.world = newWorld(t, p.recorded.wrap)
@@ -20,10 +39,13 @@ func newEnginePlanWorld(t *testing.T) *planWorld {
 	p.ok(err)
 	t.Cleanup(func() { _ = one.Close() })
 	p.Store = one
-	at := `NOW(6) - INTERVAL n * 43 SECOND`
-	p.exec(`INSERT INTO engineDlq (PartitionKey, RowKey, InstanceId, OriginalQueue, OriginalMessage, ErrorMessage, DequeueCount, FirstFailureAtUtc, LastFailureAtUtc, Status, ResolvedAtUtc, CorrelationId)
-		SELECT ELT(n % 4 + 1, 'alerts', 'delivery', 'hmac', 'tls'), CONCAT('r', n), CONCAT('i', n DIV 4 % 20), 'q', '{}', 'e', 1, ` + at + `, ` + at + `,
-			ELT(n DIV 80 % 3 + 1, 'Pending', 'Resolved', 'Expired'), IF(n DIV 80 % 3 = 0, NULL, ` + at + `), CONCAT('c', n) FROM ` + thousands + ` WHERE n < 60000`)
+	at := fmt.Sprintf(`NOW(6) - INTERVAL n * %d MICROSECOND`, 30*24*time.Hour.Microseconds()/int64(rows))
+	const batch = 100_000 // rows in a transaction
+	for first := 0; first < rows; first += batch {
+		p.exec(`INSERT INTO engineDlq (PartitionKey, RowKey, InstanceId, OriginalQueue, OriginalMessage, ErrorMessage, DequeueCount, FirstFailureAtUtc, LastFailureAtUtc, Status, ResolvedAtUtc, CorrelationId)
+		SELECT ELT(n % 4 + 1, 'alerts', 'delivery', 'hmac', 'tls'), CONCAT('r', n), CONCAT('i', n DIV 4 % 20), 'q', '{}', 'e', 1, `+at+`, `+at+`,
+			ELT(n DIV 80 % 3 + 1, 'Pending', 'Resolved', 'Expired'), IF(n DIV 80 % 3 = 0, NULL, `+at+`), CONCAT('c', n) FROM (SELECT n + ? AS n FROM `+thousands+`) shifted WHERE n < ?`, first, rows)
+	}
 	// Days, as EnsureHistoryPartitions makes them when it is called every day.
 	var parts []string
 	var now time.Time
@@ -32,9 +54,11 @@ func newEnginePlanWorld(t *testing.T) *planWorld {
 		parts = append(parts, `PARTITION p`+d.Format("20060102")+` VALUES LESS THAN ('`+d.AddDate(0, 0, 1).Format(time.DateTime)+`')`)
 	}
 	p.exec(`ALTER TABLE engineHistory REORGANIZE PARTITION pmax INTO (` + strings.Join(parts, `, `) + `, PARTITION pmax VALUES LESS THAN (MAXVALUE))`)
-	p.exec(`INSERT INTO engineHistory (PartitionKey, RowKey, InstanceId, Operation, Status, DurationMs, CreatedAtUtc, CorrelationId)
-		SELECT ELT(n % 4 + 1, 'alerts', 'delivery', 'hmac', 'tls'), CONCAT('c', n, '-', DATE_FORMAT(` + at + `, '%Y%m%dT%H%i%s.%fZ')), CONCAT('i', n DIV 4 % 20),
-			ELT(n DIV 80 % 3 + 1, 'deliver', 'notify', 'rotate'), ELT(n DIV 240 % 2 + 1, 'Succeeded', 'Failed'), 1, ` + at + `, CONCAT('c', n DIV 100) FROM ` + thousands + ` WHERE n < 60000`)
+	for first := 0; first < rows; first += batch {
+		p.exec(`INSERT INTO engineHistory (PartitionKey, RowKey, InstanceId, Operation, Status, DurationMs, CreatedAtUtc, CorrelationId)
+		SELECT ELT(n % 4 + 1, 'alerts', 'delivery', 'hmac', 'tls'), CONCAT('c', n, '-', DATE_FORMAT(`+at+`, '%Y%m%dT%H%i%s.%fZ')), CONCAT('i', n DIV 4 % 20),
+			ELT(n DIV 80 % 3 + 1, 'deliver', 'notify', 'rotate'), ELT(n DIV 240 % 2 + 1, 'Succeeded', 'Failed'), 1, `+at+`, CONCAT('c', n DIV 100) FROM (SELECT n + ? AS n FROM `+thousands+`) shifted WHERE n < ?`, first, rows)
+	}
 	p.analyze("engineDlq")
 	p.analyze("engineHistory")
 	p.recorded.take()
@@ -73,10 +97,10 @@ func (p *planWorld) served(name string, most int64, call func() error) {
 	}
 }
 
-// TestPlansOfEngineTables holds every combination of filters, on the first page and in the middle, to its index.
-func TestPlansOfEngineTables(t *testing.T) {
+// TestPlansOfEngineLists holds every combination of filters, on the first page and in the middle, to its index.
+func TestPlansOfEngineLists(t *testing.T) {
 	t.Parallel()
-	p := newEnginePlanWorld(t)
+	p := newEnginePlanWorld(t, engineRows(t))
 	const limit = 50
 	var now time.Time
 	p.ok(p.DB().QueryRowContext(p.ctx, `SELECT NOW(6)`).Scan(&now))
@@ -112,6 +136,14 @@ func TestPlansOfEngineTables(t *testing.T) {
 	for _, hf := range []storage.HistoryFilter{{CorrelationID: "c7"}, {CorrelationID: "c7", Engine: "hmac", Status: "Failed", From: &from}} {
 		p.served(fmt.Sprintf("history of %+v", hf), 500, func() error { _, _, err := p.ListHistory(p.ctx, hf, nil, limit); return err })
 	}
+}
+
+// TestPlansOfEngineTables holds what is read and changed one by one, or in batches, to its index.
+func TestPlansOfEngineTables(t *testing.T) {
+	t.Parallel()
+	p := newEnginePlanWorld(t, fewEngineRows)
+	var now time.Time
+	p.ok(p.DB().QueryRowContext(p.ctx, `SELECT NOW(6)`).Scan(&now))
 	first := must2(p.ListHistory(p.ctx, storage.HistoryFilter{}, nil, 1))(new(bool))[0]
 	p.served("an entry", 200, func() error { _, err := p.HistoryEntry(p.ctx, first.Engine, first.RowKey); return err })
 	for _, n := range []int{1, 200} {
