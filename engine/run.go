@@ -170,6 +170,7 @@ func (rt *Runtime) orchestrate(d Definition) durable.Orchestration {
 		if d.Registry {
 			end.Unlock, end.JobID = r.InstanceID, r.ID()
 		}
+		end.fit(durable.MaxPayload)
 		if failure := c.Detached().Call(activityEnd, end, nil, patient); failure != nil {
 			return result{State: stateFailed, Error: "its history could not be written: " + failure.Error()}, nil //nolint:nilerr // a result tells of it
 		}

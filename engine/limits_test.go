@@ -1,0 +1,115 @@
+package engine_test
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redrive-mq/redrive/engine"
+	"github.com/redrive-mq/redrive/engine/durable"
+	"github.com/redrive-mq/redrive/storage"
+	"github.com/redrive-mq/redrive/storage/storagetest"
+)
+
+// What was done has succeeded, however long its input, its output and what it recorded are.
+func TestHistoryOfLongTexts(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 400<<10)
+	ran := 0
+	w := newWorld(t, storagetest.DSN(t), engine.Definition{
+		Name: "hmac", Registry: true,
+		Steps: map[string]engine.Step{"do": func(context.Context, engine.Call) (any, error) { ran++; return long, nil }},
+		Run: func(r *engine.Run) (any, error) {
+			return long, r.Record("notify", "do", nil, nil, durable.Retry{})
+		},
+	})
+	body, err := json.Marshal(map[string]string{"instanceId": "i", "input": long})
+	check(t, err)
+	if o := w.Execute(t.Context(), "hmac", message("m", string(body))); o.Pending || o.Err != nil {
+		t.Errorf("it ended with %+v", o)
+	}
+	if o := w.Execute(t.Context(), "hmac", message("m", string(body))); o.Pending || o.Err != nil || ran != 1 {
+		t.Errorf("once more: %+v, %d runs", o, ran)
+	}
+	if found := w.history(t, storage.HistoryFilter{Engine: "hmac", Status: storage.HistorySucceeded}); len(found) != 2 {
+		t.Errorf("the history has %d entries, want 2", len(found))
+	}
+	if reg, err := w.store.Registry(t.Context(), "i"); err != nil || reg.LockJobID != "" {
+		t.Errorf("the registry is %+v, %v", reg, err)
+	}
+}
+
+// A run for whose message nobody waits any more does not keep the others of its instance waiting for ever.
+func TestRunThatNobodyWaitsFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, storagetest.DSN(t), engine.Definition{
+		Name: "spn", Timeout: time.Second, Run: func(r *engine.Run) (any, error) {
+			if r.CorrelationID == "lost" {
+				return nil, r.Sleep(time.Hour)
+			}
+			return nil, nil
+		},
+	})
+	_, err := w.Begin(t.Context(), "spn", engine.Message{CorrelationID: "lost", InstanceID: "i"})
+	check(t, err)
+	for range 200 {
+		o := w.Execute(t.Context(), "spn", message("m", `{"instanceId":"i"}`))
+		if o.Err != nil {
+			t.Fatalf("it ended with %+v", o)
+		}
+		if !o.Pending {
+			return
+		}
+		select {
+		case <-t.Context().Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	t.Error("it still waits for its turn")
+}
+
+// Engines whose names and instances read the same together take turns, and none is done because the other was.
+func TestNamesThatReadTheSame(t *testing.T) {
+	t.Parallel()
+	s, err := storage.Open(storage.Options{DSN: storagetest.DSN(t), Log: slog.New(slog.DiscardHandler)})
+	check(t, err)
+	runner, err := durable.New(s.DB(), durable.Options{Log: slog.New(slog.DiscardHandler), Idle: 100 * time.Millisecond})
+	check(t, err)
+	work := engine.Engine{Queue: "q", Operations: []string{"work"}}
+	both, err := engine.Context{Name: "both"}.With(map[string]engine.Engine{"a": work, "a-b": work})
+	check(t, err)
+	rt, err := engine.NewRuntime(engine.RuntimeOptions{Context: both, Tables: s, Queue: &queue{}, Durable: runner, Log: slog.New(slog.DiscardHandler)})
+	check(t, err)
+	begun, release := make(chan bool, 1), make(chan bool)
+	for _, name := range []string{"a", "a-b"} {
+		check(t, rt.Register(engine.Definition{
+			Name: name, Interchangeable: true,
+			Steps: map[string]engine.Step{"do": func(context.Context, engine.Call) (any, error) { begun <- true; <-release; return nil, nil }},
+			Run:   func(r *engine.Run) (any, error) { return nil, r.Do("do", nil, nil) },
+		}))
+	}
+	rt.Start(context.Background())
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		_ = rt.Stop(ctx)
+		_ = s.Close()
+	})
+	done := make(chan engine.Outcome, 1)
+	go func() { done <- rt.Execute(context.Background(), "a", message("m", `{"instanceId":"b-c"}`)) }()
+	<-begun
+	soon, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	for _, id := range []string{"m", "other"} {
+		if o := rt.Execute(soon, "a-b", message(id, `{"instanceId":"c"}`)); !o.Pending || o.Wait == 0 {
+			t.Errorf("%s: a message of the other engine: %+v", id, o)
+		}
+	}
+	close(release)
+	if o := <-done; o.Err != nil || o.Pending {
+		t.Errorf("it ended with %+v", o)
+	}
+}
