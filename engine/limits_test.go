@@ -3,6 +3,8 @@ package engine_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -111,5 +113,44 @@ func TestNamesThatReadTheSame(t *testing.T) {
 	close(release)
 	if o := <-done; o.Err != nil || o.Pending {
 		t.Errorf("it ended with %+v", o)
+	}
+}
+
+// Steps that hang do not keep the process from others' for longer than their runs may take.
+func TestStepsThatHang(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, storagetest.DSN(t), engine.Definition{
+		Name: "spn", Timeout: time.Second,
+		Steps: map[string]engine.Step{"do": func(ctx context.Context, _ engine.Call) (any, error) { <-ctx.Done(); return nil, ctx.Err() }},
+		Run:   func(r *engine.Run) (any, error) { return nil, r.Do("do", nil, nil) },
+	})
+	soon, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	const most = 16 // steps at a time
+	done := make(chan engine.Outcome, most)
+	for i := range most {
+		go func() {
+			done <- w.Execute(soon, "spn", message(fmt.Sprint("m", i), fmt.Sprintf(`{"instanceId":"i%d"}`, i)))
+		}()
+	}
+	for range most {
+		if o := <-done; o.Err == nil || o.Pending {
+			t.Errorf("it ended with %+v", o)
+		}
+	}
+}
+
+// A message that no run can take is dead at once.
+func TestMessageThatIsTooLong(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, storagetest.DSN(t), once(func(context.Context, engine.Call) (any, error) { return nil, nil }))
+	for size, fits := range map[int]bool{900 << 10: true, 1 << 20: false} {
+		o := w.Execute(t.Context(), "spn", message(fmt.Sprint(size), `{"input":"`+strings.Repeat("x", size)+`"}`))
+		if fits && (o.Err != nil || o.Pending) || !fits && (o.Err == nil || !o.Fatal || o.Class != "bad_message") {
+			t.Errorf("%d bytes: %+v", size, o)
+		}
+	}
+	if _, err := w.Begin(t.Context(), "spn", engine.Message{Input: json.RawMessage(`"` + strings.Repeat("x", 1<<20) + `"`)}); !errors.Is(err, engine.ErrBadMessage) {
+		t.Errorf("on demand: %v", err)
 	}
 }

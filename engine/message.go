@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/redrive-mq/redrive/engine/durable"
 )
 
 // Message is what a message in an engine's queue says. On the wire it is a JSON object; all of its members may be
@@ -20,11 +22,15 @@ type Message struct {
 	InstanceID string `json:"instanceId"`
 	// Operation is one of the engine's; without one it is the first.
 	Operation string `json:"operation"`
-	// Input is any JSON value; without the member it is the whole object.
+	// Input is any JSON value; without the member it is the whole object. The message has at most 960 KiB.
 	Input json.RawMessage `json:"input,omitempty"`
 }
 
-const maxID = 255 // characters
+const (
+	maxID = 255 // characters
+	// maxMessage leaves room for what steps are told besides the message.
+	maxMessage = durable.MaxPayload - 64<<10 // bytes, as JSON
+)
 
 // parseMessage reads the body of a message. What is left out comes from defaults.
 func parseMessage(body []byte, defaults Message, operations []string) (Message, error) {
@@ -65,6 +71,13 @@ func (m Message) check(operations []string) error {
 	}
 	if !slices.Contains(operations, m.Operation) {
 		return fmt.Errorf("operation: %q is none of %s", m.Operation, strings.Join(operations, ", "))
+	}
+	data, err := json.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("input: %w", err)
+	}
+	if len(data) > maxMessage {
+		return fmt.Errorf("it has %d bytes as JSON: %d are the most", len(data), maxMessage)
 	}
 	return nil
 }
