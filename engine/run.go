@@ -17,7 +17,7 @@ type Run struct {
 	engine  string
 	c       *durable.Context
 	started time.Time // by the database's clock
-	began   time.Time // the same moment, by Context.Now
+	began   time.Time // the same moment, by Context.Now: not before begin, which another process may have scheduled
 	entries []storage.HistoryEntry
 
 	registryVersion uint64
@@ -27,7 +27,8 @@ type Run struct {
 // ID tells runs apart: no other has it.
 func (r *Run) ID() string { return r.c.Execution().ExecutionID }
 
-// Now is the time, by the database's clock as of the beginning of the run and the same in every replay.
+// Now is the time, by the database's clock as of the beginning of the run and the same in every replay. Where another
+// process goes on with the run, it is as wrong as their clocks differ.
 func (r *Run) Now() time.Time {
 	return r.started.Add(r.c.Now().Sub(r.began)).Truncate(time.Microsecond)
 }
@@ -144,7 +145,6 @@ func (rt *Runtime) orchestrate(d Definition) durable.Orchestration {
 		if err := json.Unmarshal(input, &in); err != nil {
 			return nil, err
 		}
-		began := c.Now()
 		var b begun
 		err := c.Call(activityBegin, beginning{in, d.Registry, c.Execution().ExecutionID, lockFor(d)}, &b, patient)
 		if err != nil {
@@ -157,7 +157,7 @@ func (rt *Runtime) orchestrate(d Definition) durable.Orchestration {
 			return result{State: b.State}, nil
 		}
 		r := &Run{
-			Message: in.Message, engine: d.Name, c: c, started: b.At, began: began,
+			Message: in.Message, engine: d.Name, c: c, started: b.At, began: c.Now(),
 			registryVersion: b.RegistryVersion, registry: b.Registry,
 		}
 		output, err := d.call(r)

@@ -497,3 +497,26 @@ redrive_destination_healthy{channel="orders",consumer="up"} 1
 redrive_destination_scrape_errors_total 1
 `), "redrive_destination_healthy", "redrive_destination_scrape_errors_total"))
 }
+
+// When a destination was checked is the database's time, whatever the clocks of the processes say that had a part in the run.
+func TestCheckedByTheDatabasesClock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	k := w.consumer("k", w.dest.URL, storage.TypePush)
+	d := health.New(health.Options{Store: w.Store, Client: w.dest.Client(), Log: quiet})
+	before, err := w.Now(t.Context())
+	w.ok(err)
+	input, err := json.Marshal(map[string]any{"keys": []uint32{k.Key}, "at": before.Add(time.Hour)})
+	w.ok(err)
+	found, err := d.Steps["check"](t.Context(), engine.Call{Input: input})
+	w.ok(err)
+	data, err := json.Marshal(found)
+	w.ok(err)
+	var checked []storage.DestinationHealth
+	w.ok(json.Unmarshal(data, &checked))
+	after, err := w.Now(t.Context())
+	w.ok(err)
+	if len(checked) != 1 || checked[0].CheckedAt.Before(before) || checked[0].CheckedAt.After(after) {
+		t.Errorf("checked %+v, not from %s to %s", checked, before, after)
+	}
+}
