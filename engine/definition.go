@@ -44,7 +44,7 @@ type Definition struct {
 }
 
 // Step does something. It is executed at least once for each Run.Do; Call.Key is the same each time. ctx ends when the
-// process stops, and after Definition.Timeout. Its result is encoded as JSON. A panic is an error like any other.
+// process stops, and when its run has taken longer than Definition.Timeout: a run ends when its step has. Its result is encoded as JSON. A panic is an error like any other.
 type Step func(ctx context.Context, call Call) (any, error)
 
 // Call is what a step is called with.
@@ -98,13 +98,4 @@ func Fatal(err error) error { return fatalError{err} }
 func isFatal(err error) bool {
 	_, fatal := errors.AsType[fatalError](err)
 	return fatal
-}
-
-// bounded is a step that ends when no run can wait for it any more: those that hang would keep the process from doing others'.
-func (d Definition) bounded(step Step) durable.Activity {
-	return func(ctx context.Context, call Call) (any, error) {
-		ctx, cancel := context.WithTimeout(ctx, d.Timeout)
-		defer cancel()
-		return step(ctx, call)
-	}
 }

@@ -80,8 +80,8 @@ func TestNamesThatReadTheSame(t *testing.T) {
 	check(t, err)
 	runner, err := durable.New(s.DB(), durable.Options{Log: slog.New(slog.DiscardHandler), Idle: 100 * time.Millisecond})
 	check(t, err)
-	work := engine.Engine{Queue: "q", Operations: []string{"work"}}
-	both, err := engine.Context{Name: "both"}.With(map[string]engine.Engine{"a": work, "a-b": work})
+	work := []string{"work"}
+	both, err := engine.Context{Name: "both"}.With(map[string]engine.Engine{"a": {Queue: "q", Operations: work}, "a-b": {Queue: "r", Operations: work}})
 	check(t, err)
 	rt, err := engine.NewRuntime(engine.RuntimeOptions{Context: both, Tables: s, Queue: &queue{}, Durable: runner, Log: slog.New(slog.DiscardHandler)})
 	check(t, err)
@@ -152,5 +152,40 @@ func TestMessageThatIsTooLong(t *testing.T) {
 	}
 	if _, err := w.Begin(t.Context(), "spn", engine.Message{Input: json.RawMessage(`"` + strings.Repeat("x", 1<<20) + `"`)}); !errors.Is(err, engine.ErrBadMessage) {
 		t.Errorf("on demand: %v", err)
+	}
+}
+
+// A run that the code of a later version cannot go on with has failed, and lets the registry go: the next one follows at once.
+func TestRunOfAnotherVersion(t *testing.T) {
+	t.Parallel()
+	dsn := storagetest.DSN(t)
+	nothing := func(context.Context, engine.Call) (any, error) { return nil, nil }
+	version := func(step string, sleep time.Duration) engine.Definition {
+		return engine.Definition{
+			Name: "spn", Registry: true, Steps: map[string]engine.Step{step: nothing},
+			Run: func(r *engine.Run) (any, error) {
+				if err := r.Do(step, nil, nil); err != nil {
+					return nil, err
+				}
+				return nil, r.Sleep(sleep)
+			},
+		}
+	}
+	m := message("m", `{"instanceId":"i"}`)
+	before := newWorld(t, dsn, version("former", 5*time.Second))
+	short, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if o := before.Execute(short, "spn", m); !o.Pending {
+		t.Fatalf("the former version: %+v", o)
+	}
+	stop, cancelStop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancelStop()
+	check(t, before.Stop(stop))
+	after := newWorld(t, dsn, version("latter", 0))
+	if o := after.Execute(t.Context(), "spn", m); o.Pending || o.Err == nil {
+		t.Errorf("the later version: %+v", o)
+	}
+	if o := after.Execute(t.Context(), "spn", m); o.Pending || o.Err != nil {
+		t.Errorf("its next attempt: %+v", o)
 	}
 }

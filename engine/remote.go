@@ -27,12 +27,13 @@ type Remote struct {
 	// Header is sent with each request to URL's host, as what proves who asks.
 	Header http.Header
 	// Poll is the first wait between two looks at the status URL, unless the answer has Retry-After; default 1 s. It
-	// grows by half each time, to 30 s at most.
+	// grows by half each time, to 30 s at most, or to a thousandth of Definition.Timeout.
 	Poll time.Duration
 }
 
 const (
 	maxPoll       = 30 * time.Second
+	maxLooks      = 1000 // about
 	maxRetryAfter = 5 * time.Minute
 	maxAnswer     = 256 << 10 // bytes of an answer that are read
 	answerShown   = 300       // characters of an answer that an error shows
@@ -80,12 +81,14 @@ func (r Remote) Define(d Definition) (Definition, error) {
 		r.Poll = time.Second
 	}
 	d.Steps = map[string]Step{"call": r.call, "poll": r.look}
+	// Each look is a handful of events in the run's history, of which it may have 10,000.
+	most := max(maxPoll, d.Timeout/maxLooks)
 	d.Run = func(run *Run) (any, error) {
 		var answer remoteAnswer
 		if err := run.Do("call", remoteCall{run.Message, run.engine, run.ID()}, &answer); err != nil {
 			return nil, err
 		}
-		for wait := r.Poll; !answer.Done; wait = min(wait+wait/2, maxPoll) {
+		for wait := r.Poll; !answer.Done; wait = min(wait+wait/2, most) {
 			if err := run.Sleep(max(wait, answer.After)); err != nil {
 				return nil, err
 			}

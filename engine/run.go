@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -209,4 +210,18 @@ func (d Definition) call(r *Run) (output json.RawMessage, err error) {
 		return nil, fmt.Errorf("its output has %d bytes: %d are the most", len(output), maxOutput)
 	}
 	return output, nil
+}
+
+// bounded is a step that ends with its run's time. A cancellation waits for it, so one that hangs would keep its run, its instance
+// and one of the process's places for steps for ever.
+func (rt *Runtime) bounded(d Definition, step Step) durable.Activity {
+	return func(ctx context.Context, call Call) (any, error) {
+		age, err := rt.o.Durable.Age(ctx, call.Instance)
+		if err != nil {
+			age = 0 // what can be said of it is that it has begun
+		}
+		ctx, cancel := context.WithTimeout(ctx, max(d.Timeout-age, 0))
+		defer cancel()
+		return step(ctx, call)
+	}
 }

@@ -122,7 +122,7 @@ func (rt *Runtime) attend(ctx context.Context, d Definition, m Message) (result,
 		}
 		e, err := rt.o.Durable.Start(ctx, d.Name, instanceKey(d.Name, m.InstanceID), assignment{d.Name, m})
 		if err == nil {
-			return rt.await(ctx, d, durable.Running{Execution: e})
+			return rt.await(ctx, d, m, durable.Running{Execution: e})
 		}
 		if !errors.Is(err, durable.ErrAlreadyRunning) {
 			return result{}, err
@@ -134,7 +134,7 @@ func (rt *Runtime) attend(ctx context.Context, d Definition, m Message) (result,
 		case err != nil:
 			return result{}, err
 		case whose == ofMessage:
-			return rt.await(ctx, d, running)
+			return rt.await(ctx, d, m, running)
 		case whose == ofOther:
 			return result{State: stateWaiting}, nil
 		case running.Age > d.Timeout+orphanAfter:
@@ -193,7 +193,7 @@ func (rt *Runtime) active(ctx context.Context, d Definition, m Message) (_ durab
 }
 
 // await waits for a run to end, and cancels one that takes too long.
-func (rt *Runtime) await(ctx context.Context, d Definition, running durable.Running) (result, error) {
+func (rt *Runtime) await(ctx context.Context, d Definition, m Message, running durable.Running) (result, error) {
 	var out result
 	inTime, cancel := context.WithTimeout(ctx, d.Timeout-running.Age)
 	defer cancel()
@@ -205,7 +205,13 @@ func (rt *Runtime) await(ctx context.Context, d Definition, running durable.Runn
 		value, err = rt.o.Durable.Wait(ctx, running.Execution)
 	}
 	if failed, ok := errors.AsType[*durable.FailedError](err); ok {
-		return result{State: stateFailed, Error: failed.Message}, nil
+		// It ended where it could not be gone on with, as with the code of another version: so without its last step.
+		if d.Registry {
+			err = rt.o.Tables.UnlockRegistry(ctx, m.InstanceID, running.ExecutionID)
+		} else {
+			err = nil
+		}
+		return result{State: stateFailed, Error: failed.Message}, err
 	}
 	if err != nil {
 		return out, err
