@@ -70,6 +70,9 @@ func (r Remote) Define(d Definition) (Definition, error) {
 	if err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" {
 		return d, fmt.Errorf("engine %q: its endpoint is no http or https URL", d.Name)
 	}
+	if at.User != nil { // it would get into status URLs, and those are stored
+		return d, fmt.Errorf("engine %q: its endpoint has a user: what proves who asks comes from tokenFile", d.Name)
+	}
 	if r.Client == nil {
 		return d, fmt.Errorf("engine %q: no HTTP client", d.Name)
 	}

@@ -168,7 +168,7 @@ func TestRemoteEngineKeepsItsTokenToItself(t *testing.T) {
 	if seen == nil || seen.Get("Authorization") != "" {
 		t.Errorf("the other host was sent %v", seen)
 	}
-	for _, bad := range []string{"", "ftp://a", "/run", "http://"} {
+	for _, bad := range []string{"", "ftp://a", "/run", "http://", "http://joe:secret@a/"} {
 		if _, err := (engine.Remote{URL: bad, Client: http.DefaultClient}).Define(engine.Definition{Name: "spn"}); err == nil {
 			t.Errorf("%q is taken for an endpoint", bad)
 		}

@@ -63,7 +63,7 @@ type Config struct {
 	PruneInterval      time.Duration `group:"Pruning" default:"1h" allowed:"a duration from 1s to 168h" help:"How often messages are pruned."`
 
 	EngineContext      string        `group:"Engines" default:"publisher" allowed:"publisher or managed-app" help:"Which of RFC-72's deployments this is, and so which engines it has."`
-	Engines            string        `group:"Engines" placeholder:"JSON" allowed:"a JSON object of engines by name, each with queue and operations" help:"Further engines: {\"billing\":{\"queue\":\"billing-queue\",\"operations\":[\"charge\"]}}. A mapping in the file."`
+	Engines            string        `group:"Engines" urls:"" placeholder:"JSON" allowed:"a JSON object of engines by name, each with queue and operations" help:"Further engines: {\"billing\":{\"queue\":\"billing-queue\",\"operations\":[\"charge\"]}}. A mapping in the file."`
 	EngineTablesConfig string        `group:"Engines" placeholder:"JSON" allowed:"RFC-72's engineTablesConfig as a JSON object" help:"Tables of dead letters and history: storageAccountName (the schema), dlqTableName, historyTableName, retentionDays. Default: engineDlq and engineHistory for 90 days. A mapping in the file."`
 	EngineLease        time.Duration `group:"Engines" default:"30s" allowed:"a duration from 1s to 1h" help:"How long after the death of an instance others go on with the runs of engines that it was at. It extends its claims every third of it."`
 

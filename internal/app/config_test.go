@@ -55,6 +55,11 @@ func TestConfigCheck(t *testing.T) {
 			c.EngineTablesConfig = `{"storageAccountName":"redrive","dlqTableName":"dlq","historyTableName":"history","retentionDays":7}`
 		}, "", ""},
 		{"engine without operations", func(c *app.Config) { c.Engines = `{"billing":{"queue":"q"}}` }, "REDRIVE_ENGINES", "operations must name at least one"},
+		{"engine's endpoint with a user", func(c *app.Config) {
+			c.Engines = `{"billing":{"queue":"q","operations":["charge"],"endpoint":"https://joe:` + secret + `@billing.example/run?code=` + secret + `"}}`
+		}, "REDRIVE_ENGINES", "tokenFile"},
+		{"engines no JSON, with secrets", func(c *app.Config) { c.Engines = `{"billing":{"endpoint":"http:\/\/` + secret + `@x?` + secret }, "REDRIVE_ENGINES", "unexpected EOF"},
+		{"two wrong engines", func(c *app.Config) { c.Engines = `{"billing":{"queue":"q"},"other":{"queue":"r"}}` }, "REDRIVE_ENGINES", "at least one; "},
 		{"engines no JSON", func(c *app.Config) { c.Engines = `billing` }, "REDRIVE_ENGINES", "a JSON object"},
 		{"engines unknown field", func(c *app.Config) { c.Engines = `{"billing":{"que":"q"}}` }, "REDRIVE_ENGINES", `unknown field`},
 		{"two JSON values", func(c *app.Config) { c.EngineTablesConfig = `{} {}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "more than one"},
@@ -116,9 +121,14 @@ func TestSettingsShowNoSecrets(t *testing.T) {
 	cfg := testConfig("root:hidden1@tcp(localhost)/redrive")
 	cfg.AdminToken, cfg.SealKey, cfg.GatewayAuthSecret = "hidden22", "hidden3", "hidden4"
 	cfg.AdminTokens = map[string]string{"joe": "hidden55"}
+	cfg.AlertTokens = map[string]string{"alertmanager": "hidden66"}
+	cfg.Engines = `{"tls":{"endpoint":"https://platform.example/tls?code=hidden7","tokenFile":"/run/secrets/tls"}}`
 	for _, s := range cfg.Settings() {
 		if strings.Contains(s.Value, "hidden") || s.Secret != strings.HasPrefix(s.Value, "(") {
 			t.Errorf("%+v", s)
+		}
+		if s.Env == "REDRIVE_ENGINES" && s.Value != `{"tls":{"endpoint":"https://platform.example/tls?...","tokenFile":"/run/secrets/tls"}}` {
+			t.Errorf("the engines are %s", s.Value)
 		}
 	}
 }
