@@ -187,10 +187,12 @@ func goodToken(token string) bool {
 	return len(token) >= minTokenLength && !strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-// goodHeaderName tells whether a header may carry the consumer's token: those that HTTP itself sets may not.
+// goodHeaderName tells whether a header may carry the consumer's token: those that HTTP itself or a delivery sets may not.
 func goodHeaderName(name string) bool {
 	switch http.CanonicalHeaderKey(name) {
-	case "", "Connection", "Content-Length", "Content-Type", "Host", "Transfer-Encoding", "User-Agent":
+	case "", "Connection", "Content-Length", "Content-Type", "Host", "Transfer-Encoding", "User-Agent",
+		"X-Request-Id", "X-Broker-Message-Id", "X-Broker-Message-Priority", "X-Broker-Consumer-Id", "X-Broker-Channel-Id", "X-Broker-Metadata-Headers",
+		"Webhook-Id", "Webhook-Timestamp", "Webhook-Signature":
 		return false
 	}
 	return len(name) <= 100 && strings.Trim(name, headerNameCharacters) == ""

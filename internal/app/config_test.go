@@ -74,6 +74,13 @@ func TestConfigCheck(t *testing.T) {
 		{"delay", func(c *app.Config) { c.BrokerRationalDelay = time.Hour + 1 }, "REDRIVE_BROKER_RATIONAL_DELAY", "1h"},
 		{"concurrency", func(c *app.Config) { c.BrokerConcurrency = 0 }, "REDRIVE_BROKER_CONCURRENCY", `"0"`},
 		{"token header", func(c *app.Config) { c.BrokerConsumerTokenHeader = "X Token" }, "REDRIVE_BROKER_CONSUMER_TOKEN_HEADER", `"X Token"`},
+		{"a signature's header", func(c *app.Config) { c.BrokerConsumerTokenHeader = "webhook-signature" }, "REDRIVE_BROKER_CONSUMER_TOKEN_HEADER", `"webhook-signature"`},
+		{"a delivery's header", func(c *app.Config) { c.BrokerConsumerTokenHeader = "X-Broker-Message-ID" }, "REDRIVE_BROKER_CONSUMER_TOKEN_HEADER", "HTTP header"},
+		{"short timeout", func(c *app.Config) { c.Engines = `{"tls":{"endpoint":"http://a/","timeout":"1ms"}}` }, "REDRIVE_ENGINES", "1s or more"},
+		{"much at a time", func(c *app.Config) { c.Engines = `{"tls":{"endpoint":"http://a/","concurrency":2000000000}}` }, "REDRIVE_ENGINES", "at most 10000"},
+		{"two engines of a queue", func(c *app.Config) {
+			c.Engines = `{"tls":{"queue":"hmac-rotation-queue"}}`
+		}, "REDRIVE_ENGINES", `that of the engine`},
 		{"reserved header", func(c *app.Config) { c.BrokerConsumerTokenHeader = "host" }, "REDRIVE_BROKER_CONSUMER_TOKEN_HEADER", `"host"`},
 		{"body", func(c *app.Config) { c.BrokerMaxBodyBytes = 1 << 40 }, "REDRIVE_BROKER_MAX_BODY_BYTES", "67108864"},
 		{"schedule", func(c *app.Config) { c.BrokerMinScheduleDelay = -time.Second }, "REDRIVE_BROKER_MIN_SCHEDULE_DELAY", `"-1s"`},
