@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/redrive-mq/redrive/engine/durable"
@@ -81,30 +80,6 @@ type ending struct {
 	Entries []storage.HistoryEntry `json:"entries"`
 	Unlock  string                 `json:"unlock,omitempty"` // the registry; empty: none
 	JobID   string                 `json:"jobId,omitempty"`
-}
-
-// fit leaves out of the entries what is longest until all of it has at most so many bytes as JSON: what was done must not
-// fail, and be done again, because there is too much to tell of it.
-func (e *ending) fit(most int) {
-	for {
-		data, err := json.Marshal(e)
-		if err != nil || len(data) <= most {
-			return // an error is met again by who encodes it
-		}
-		var longest *json.RawMessage
-		for i := range e.Entries {
-			for _, text := range []*json.RawMessage{&e.Entries[i].Input, &e.Entries[i].Output} {
-				if longest == nil || len(*text) > len(*longest) {
-					longest = text
-				}
-			}
-		}
-		note := fmt.Sprintf(`{"leftOut":"%d bytes"}`, len(*longest))
-		if len(note) >= len(*longest) {
-			return
-		}
-		*longest = json.RawMessage(note)
-	}
 }
 
 // end writes the history, once however often it is executed, and gives the lock back.

@@ -144,7 +144,7 @@ func TestStepsThatHang(t *testing.T) {
 func TestMessageThatIsTooLong(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, storagetest.DSN(t), once(func(context.Context, engine.Call) (any, error) { return nil, nil }))
-	for size, fits := range map[int]bool{900 << 10: true, 1 << 20: false} {
+	for size, fits := range map[int]bool{500 << 10: true, 600 << 10: false} {
 		o := w.Execute(t.Context(), "spn", message(fmt.Sprint(size), `{"input":"`+strings.Repeat("x", size)+`"}`))
 		if fits && (o.Err != nil || o.Pending) || !fits && (o.Err == nil || !o.Fatal || o.Class != "bad_message") {
 			t.Errorf("%d bytes: %+v", size, o)

@@ -22,14 +22,15 @@ type Message struct {
 	InstanceID string `json:"instanceId"`
 	// Operation is one of the engine's; without one it is the first.
 	Operation string `json:"operation"`
-	// Input is any JSON value; without the member it is the whole object. The message has at most 960 KiB.
+	// Input is any JSON value of at most 512 KiB, as encoding/json writes it; without the member it is the whole object.
 	Input json.RawMessage `json:"input,omitempty"`
 }
 
 const (
 	maxID = 255 // characters
-	// maxMessage leaves room for what steps are told besides the message.
-	maxMessage = durable.MaxPayload - 64<<10 // bytes, as JSON
+	// A run writes its input and its output into the history in one call of the durable runtime: together, and with what else
+	// the entry says, they fit.
+	maxInput = durable.MaxPayload / 2 // bytes, encoded
 )
 
 // parseMessage reads the body of a message. What is left out comes from defaults.
@@ -72,12 +73,12 @@ func (m Message) check(operations []string) error {
 	if !slices.Contains(operations, m.Operation) {
 		return fmt.Errorf("operation: %q is none of %s", m.Operation, strings.Join(operations, ", "))
 	}
-	data, err := json.Marshal(m)
+	input, err := json.Marshal(m.Input) // which escapes what the message may have had as it is
 	if err != nil {
-		return fmt.Errorf("input: %w", err)
+		return errors.New("input: it is not JSON")
 	}
-	if len(data) > maxMessage {
-		return fmt.Errorf("it has %d bytes as JSON: %d are the most", len(data), maxMessage)
+	if len(input) > maxInput {
+		return fmt.Errorf("input: it has %d bytes: %d are the most", len(input), maxInput)
 	}
 	return nil
 }

@@ -49,7 +49,7 @@ func (r *Run) Try(step string, input, output any, retry durable.Retry) error {
 }
 
 // Record is Try of a step that is an operation of its own, of those that the context lists and not the run's: it gets its
-// own history entry, beside the run's.
+// own history entry, beside the run's, for which input and output may have 960 KiB together.
 func (r *Run) Record(operation, step string, input any, output *json.RawMessage, retry durable.Retry) error {
 	if operation == r.Operation {
 		return fmt.Errorf("the operation %q is that of the run", operation) // whose success ends all repetitions
@@ -63,6 +63,9 @@ func (r *Run) Record(operation, step string, input any, output *json.RawMessage,
 	in, encodeErr := json.Marshal(input)
 	if encodeErr != nil {
 		return encodeErr
+	}
+	if size := len(in) + len(result); size > maxInput+maxOutput {
+		return fmt.Errorf("the operation %q: its input and output have %d bytes: %d are the most", operation, size, maxInput+maxOutput)
 	}
 	r.entries = append(r.entries, r.entry(operation, before, in, result, err))
 	return err
@@ -107,7 +110,8 @@ func (r *Run) entry(operation string, began time.Time, input, output json.RawMes
 
 const (
 	maxErrorText = 4096 // characters
-	maxOutput    = durable.MaxPayload / 2
+	maxOutput    = maxInput - 64<<10
+	maxEnding    = durable.MaxPayload - 8<<10 // bytes of entries in a call, beside whose registry is unlocked
 )
 
 func clip(text string, most int) string {
@@ -167,13 +171,15 @@ func (rt *Runtime) orchestrate(d Definition) durable.Orchestration {
 		}
 		last := r.entry(r.Operation, r.started, r.Input, output, err)
 		// What was done is written down whatever becomes of the run: a cancellation does not reach it.
-		end := ending{Entries: append(r.entries, last)}
+		ends := endings(append(r.entries, last))
 		if d.Registry {
+			end := &ends[len(ends)-1]
 			end.Unlock, end.JobID = r.InstanceID, r.ID()
 		}
-		end.fit(durable.MaxPayload)
-		if failure := c.Detached().Call(activityEnd, end, nil, patient); failure != nil {
-			return result{State: stateFailed, Error: "its history could not be written: " + failure.Error()}, nil //nolint:nilerr // a result tells of it
+		for _, end := range ends {
+			if failure := c.Detached().Call(activityEnd, end, nil, patient); failure != nil {
+				return result{State: stateFailed, Error: "its history could not be written: " + failure.Error()}, nil //nolint:nilerr // a result tells of it
+			}
 		}
 		out := result{State: stateDone, Duration: last.Duration}
 		if err != nil {
@@ -184,6 +190,20 @@ func (rt *Runtime) orchestrate(d Definition) durable.Orchestration {
 		}
 		return out, nil
 	}
+}
+
+// endings puts entries, of which there is one at least, into as few calls as can hold them.
+func endings(entries []storage.HistoryEntry) (out []ending) {
+	size := maxEnding
+	for _, e := range entries {
+		text, _ := json.Marshal(e) // of texts and JSON: it fails nowhere
+		if size += len(text) + 1; size > maxEnding {
+			out, size = append(out, ending{}), len(text)+1
+		}
+		last := &out[len(out)-1]
+		last.Entries = append(last.Entries, e)
+	}
+	return out
 }
 
 // lockFor is how long a run takes the registry's lock for: it is cancelled before that is over.

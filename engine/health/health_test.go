@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -289,6 +290,38 @@ func TestManyDestinations(t *testing.T) {
 	w.ok(json.Unmarshal([]byte(w.unlocked()), &doc))
 	if s := doc.Health; s.Unhealthy != n || len(s.Destinations) != 100 || s.Destinations[0].ConsumerID != "k000" {
 		t.Errorf("%d are unhealthy, %d named", s.Unhealthy, len(s.Destinations))
+	}
+}
+
+// What destinations say may be long: it costs nobody else's probe.
+func TestTalkativeDestinations(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	w.ok(err)
+	t.Cleanup(func() { _ = listener.Close() })
+	said := "HTTP/1.1 500 " + strings.Repeat("\u00e9", 25<<10) + "\r\n\r\n"
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Read(make([]byte, 4096))
+			_, _ = io.WriteString(conn, said)
+			_ = conn.Close()
+		}
+	}()
+	w.consumer("fine", w.dest.URL, storage.TypePush)
+	for i := range 49 {
+		w.consumer(fmt.Sprintf("talker%02d", i), "http://"+listener.Addr().String(), storage.TypePush)
+	}
+	w.runs(w.runtime(w.Store, health.Options{}))
+	if d := w.state("fine"); d.State != storage.Healthy {
+		t.Errorf("it is %+v", d)
+	}
+	if d := w.state("talker00"); d.Class != health.ClassServer || len([]rune(d.Error)) != 512 {
+		t.Errorf("it is %s with %d characters of error", d.Class, len([]rune(d.Error)))
 	}
 }
 
