@@ -83,7 +83,7 @@ const (
 
 // With is the context with further engines, or with other queues and operations for engines that it has. The error
 // joins all that is wrong with them: names and operations are at most 64 characters of a-z, 0-9 and single dashes,
-// queues at most 255 printable ones, and the delivery engine is the broker's own.
+// queues at most 255 printable ones of one engine each, and the delivery engine is the broker's own.
 func (c Context) With(engines map[string]Engine) (Context, error) {
 	out := Context{Name: c.Name, Engines: maps.Clone(c.Engines)}
 	if out.Engines == nil {
@@ -98,6 +98,14 @@ func (c Context) With(engines map[string]Engine) (Context, error) {
 		}
 		e.Operations = slices.Clone(e.Operations)
 		out.Engines[name] = e
+	}
+	of := map[string]string{}
+	for _, name := range out.Names() {
+		queue := out.Engines[name].Queue
+		if other, taken := of[queue]; taken && queue != "" { // each message would be for both, and dead for one
+			errs = append(errs, fmt.Errorf("engine %q: the queue %q is that of the engine %q", name, queue, other))
+		}
+		of[queue] = name
 	}
 	if len(errs) > 0 {
 		return Context{}, errors.Join(errs...)

@@ -44,7 +44,7 @@ type Definition struct {
 }
 
 // Step does something. It is executed at least once for each Run.Do; Call.Key is the same each time. ctx ends when the
-// process stops. Its result is encoded as JSON. A panic is an error like any other.
+// process stops, and when its run has taken longer than Definition.Timeout: a run ends when its step has. Its result is encoded as JSON. A panic is an error like any other.
 type Step func(ctx context.Context, call Call) (any, error)
 
 // Call is what a step is called with.

@@ -100,6 +100,7 @@ func TestContextIsExtended(t *testing.T) {
 		"a space before":        {engine.Engine{Operations: ok, Queue: " a"}, "a", "queue"},
 		"a long queue":          {engine.Engine{Operations: ok, Queue: strings.Repeat("ä", 256)}, "a", "queue"},
 		"a queue that is bytes": {engine.Engine{Operations: ok, Queue: "\xff"}, "a", "queue"},
+		"another's queue":       {engine.Engine{Operations: ok, Queue: "health-notifications-queue"}, "zoo", `that of the engine "health"`},
 	} {
 		if _, err := base.With(map[string]engine.Engine{tc.name: tc.engine}); err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), fmt.Sprintf("%q", tc.name)) {
 			t.Errorf("%s: %v", name, err)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/redrive-mq/redrive/engine/durable"
 )
 
 // Message is what a message in an engine's queue says. On the wire it is a JSON object; all of its members may be
@@ -20,11 +22,16 @@ type Message struct {
 	InstanceID string `json:"instanceId"`
 	// Operation is one of the engine's; without one it is the first.
 	Operation string `json:"operation"`
-	// Input is any JSON value; without the member it is the whole object.
+	// Input is any JSON value of at most 512 KiB, as encoding/json writes it; without the member it is the whole object.
 	Input json.RawMessage `json:"input,omitempty"`
 }
 
-const maxID = 255 // characters
+const (
+	maxID = 255 // characters
+	// A run writes its input and its output into the history in one call of the durable runtime: together, and with what else
+	// the entry says, they fit.
+	maxInput = durable.MaxPayload / 2 // bytes, encoded
+)
 
 // parseMessage reads the body of a message. What is left out comes from defaults.
 func parseMessage(body []byte, defaults Message, operations []string) (Message, error) {
@@ -65,6 +72,13 @@ func (m Message) check(operations []string) error {
 	}
 	if !slices.Contains(operations, m.Operation) {
 		return fmt.Errorf("operation: %q is none of %s", m.Operation, strings.Join(operations, ", "))
+	}
+	input, err := json.Marshal(m.Input) // which escapes what the message may have had as it is
+	if err != nil {
+		return errors.New("input: it is not JSON")
+	}
+	if len(input) > maxInput {
+		return fmt.Errorf("input: it has %d bytes: %d are the most", len(input), maxInput)
 	}
 	return nil
 }

@@ -27,17 +27,24 @@ type Remote struct {
 	// Header is sent with each request to URL's host, as what proves who asks.
 	Header http.Header
 	// Poll is the first wait between two looks at the status URL, unless the answer has Retry-After; default 1 s. It
-	// grows by half each time, to 30 s at most.
+	// grows by half each time, to 30 s at most, or to a thousandth of Definition.Timeout.
 	Poll time.Duration
 }
 
 const (
 	maxPoll       = 30 * time.Second
+	maxLooks      = 1000 // about
 	maxRetryAfter = 5 * time.Minute
 	maxAnswer     = 256 << 10 // bytes of an answer that are read
 	answerShown   = 300       // characters of an answer that an error shows
 	pollTries     = 5         // of one look at the status URL that gets no answer
 )
+
+// errLongAnswer comes with the status code.
+var errLongAnswer = fmt.Errorf("its answer is longer than %d bytes", maxAnswer)
+
+// leftOut stands for an output that is too long.
+var leftOut = json.RawMessage(`"(left out: too long)"`)
 
 // remoteCall is what a remote engine is sent.
 type remoteCall struct {
@@ -59,7 +66,7 @@ type remoteAnswer struct {
 // Define makes d, whose Run and Steps are not looked at, an engine that lives at the URL. A run POSTs the message with
 // its engine and runId; the header Idempotency-Key is the same for each repetition of the same POST. What it answers:
 //
-//   - 200, 201 or 204: done. The body, where it is JSON, is the run's output.
+//   - 200, 201 or 204: done. The body, where it is JSON, is the run's output; one of more than 256 KiB is left out.
 //   - 202 with Location, or a JSON body with statusQueryGetUri (as durable HTTP functions answer): that URL is looked
 //     at until it says how it ended, at most Definition.Timeout: 202, or runtimeStatus (or status) Pending, Running,
 //     ContinuedAsNew or Suspended: not yet; Completed, or another 200: done, with its member output; Failed,
@@ -69,6 +76,9 @@ func (r Remote) Define(d Definition) (Definition, error) {
 	at, err := url.Parse(r.URL)
 	if err != nil || at.Host == "" || at.Scheme != "http" && at.Scheme != "https" {
 		return d, fmt.Errorf("engine %q: its endpoint is no http or https URL", d.Name)
+	}
+	if at.User != nil { // it would get into status URLs, and those are stored
+		return d, fmt.Errorf("engine %q: its endpoint has a user: what proves who asks comes from tokenFile", d.Name)
 	}
 	if r.Client == nil {
 		return d, fmt.Errorf("engine %q: no HTTP client", d.Name)
@@ -80,12 +90,14 @@ func (r Remote) Define(d Definition) (Definition, error) {
 		r.Poll = time.Second
 	}
 	d.Steps = map[string]Step{"call": r.call, "poll": r.look}
+	// Each look is a handful of events in the run's history, of which it may have 10,000.
+	most := max(maxPoll, d.Timeout/maxLooks)
 	d.Run = func(run *Run) (any, error) {
 		var answer remoteAnswer
 		if err := run.Do("call", remoteCall{run.Message, run.engine, run.ID()}, &answer); err != nil {
 			return nil, err
 		}
-		for wait := r.Poll; !answer.Done; wait = min(wait+wait/2, maxPoll) {
+		for wait := r.Poll; !answer.Done; wait = min(wait+wait/2, most) {
 			if err := run.Sleep(max(wait, answer.After)); err != nil {
 				return nil, err
 			}
@@ -109,13 +121,15 @@ func (r Remote) Define(d Definition) (Definition, error) {
 
 func (r Remote) call(ctx context.Context, call Call) (any, error) {
 	code, header, body, err := r.do(ctx, http.MethodPost, r.URL, call.Input, call.Key)
-	if err != nil {
+	done := code == http.StatusOK || code == http.StatusCreated || code == http.StatusNoContent
+	switch {
+	case done && errors.Is(err, errLongAnswer):
+		return remoteAnswer{Done: true, Output: leftOut}, nil // what is said of the work is no reason to do it again
+	case err != nil:
 		return nil, err
-	}
-	switch code {
-	case http.StatusOK, http.StatusCreated, http.StatusNoContent:
+	case done:
 		return remoteAnswer{Done: true, Output: outputOf(body)}, nil
-	case http.StatusAccepted:
+	case code == http.StatusAccepted:
 		var named struct {
 			Status string `json:"statusQueryGetUri"`
 		}
@@ -177,7 +191,7 @@ func (r Remote) look(ctx context.Context, call Call) (any, error) {
 	}
 	switch strings.ToLower(says.RuntimeStatus) {
 	case "completed", "succeeded":
-		return remoteAnswer{Done: true, Output: noneIfNull(says.Output)}, nil
+		return remoteAnswer{Done: true, Output: outputOf(says.Output)}, nil
 	case "failed", "terminated", "canceled", "cancelled":
 		why := noneIfNull(says.Error)
 		if why == nil {
@@ -191,7 +205,7 @@ func (r Remote) look(ctx context.Context, call Call) (any, error) {
 		return remoteAnswer{After: retryAfter(header)}, nil
 	}
 	if known && says.Output != nil {
-		return remoteAnswer{Done: true, Output: noneIfNull(says.Output)}, nil
+		return remoteAnswer{Done: true, Output: outputOf(says.Output)}, nil
 	}
 	return remoteAnswer{Done: true, Output: outputOf(body)}, nil
 }
@@ -204,7 +218,7 @@ func (r Remote) do(ctx context.Context, method, at string, body []byte, key stri
 	if err != nil {
 		return 0, nil, nil, errors.New("the URL cannot be used")
 	}
-	if base, err := url.Parse(r.URL); err == nil && base.Scheme == req.URL.Scheme && base.Host == req.URL.Host {
+	if base, err := url.Parse(r.URL); err == nil && origin(base) == origin(req.URL) {
 		maps.Copy(req.Header, r.Header)
 	}
 	req.Header.Set("Accept", "application/json")
@@ -223,24 +237,34 @@ func (r Remote) do(ctx context.Context, method, at string, body []byte, key stri
 	defer func() { _ = resp.Body.Close() }()
 	answer, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if err == nil && len(answer) > maxAnswer {
-		err = fmt.Errorf("its answer is longer than %d bytes", maxAnswer)
+		err = errLongAnswer
 	}
 	return resp.StatusCode, resp.Header, answer, err
 }
 
+// origin is scheme, host and port, however they are written.
+func origin(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	return u.Scheme + "://" + strings.ToLower(u.Hostname()) + ":" + port
+}
+
 // outputOf is an answer's body as the run's output: JSON as it is, other text as a string.
 func outputOf(body []byte) json.RawMessage {
+	var value any = json.RawMessage(body)
 	switch body = bytes.TrimSpace(body); {
 	case len(body) == 0:
 		return nil
-	case json.Valid(body):
-		return noneIfNull(body)
+	case !json.Valid(body):
+		value = strings.ToValidUTF8(string(body), "\uFFFD")
 	}
-	text, err := json.Marshal(strings.ToValidUTF8(string(body), "\uFFFD"))
-	if err != nil {
-		return nil // a string cannot fail
+	text, err := json.Marshal(value)
+	if err != nil || len(text) > maxOutput { // neither can fail; encoding may make six bytes of one
+		return leftOut
 	}
-	return text
+	return noneIfNull(text)
 }
 
 func unexpected(code int, body []byte) error {

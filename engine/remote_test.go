@@ -1,8 +1,10 @@
 package engine_test
 
 import (
+	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -49,6 +51,17 @@ func (e *elsewhere) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(200, `{"rotated":true}`)
 	case "text":
 		answer(201, "fine\n")
+	case "long":
+		answer(200, `"`+strings.Repeat("x", 256<<10)+`"`)
+	case "long when escaped":
+		answer(200, `"`+strings.Repeat("<", 250<<10)+`"`)
+	case "verbose":
+		if first {
+			w.Header().Set("Location", at)
+			answer(202, "")
+		} else {
+			answer(200, `{"status":"Completed","output":"`+strings.Repeat("<", 250<<10)+`"}`)
+		}
 	case "nothing":
 		answer(204, "")
 	case "location":
@@ -115,8 +128,12 @@ func TestRemoteEngine(t *testing.T) {
 		"gone":     {"404 Not Found: never heard of it", ``},
 		"lost":     {"nobody can tell how it ends", ``},
 		"redirect": {"302 Found", ``},
-		"big":      {"longer than", ``},
-		"broken":   {"500 Internal Server Error: out of order", ``},
+		"big":      {"", `"(left out: too long)"`},
+		"long":     {"", `"(left out: too long)"`},
+
+		"long when escaped": {"", `"(left out: too long)"`},
+		"verbose":           {"", `"(left out: too long)"`},
+		"broken":            {"500 Internal Server Error: out of order", ``},
 	} {
 		t.Run(instance, func(t *testing.T) {
 			t.Parallel()
@@ -168,9 +185,35 @@ func TestRemoteEngineKeepsItsTokenToItself(t *testing.T) {
 	if seen == nil || seen.Get("Authorization") != "" {
 		t.Errorf("the other host was sent %v", seen)
 	}
-	for _, bad := range []string{"", "ftp://a", "/run", "http://"} {
+	for _, bad := range []string{"", "ftp://a", "/run", "http://", "http://joe:secret@a/"} {
 		if _, err := (engine.Remote{URL: bad, Client: http.DefaultClient}).Define(engine.Definition{Name: "spn"}); err == nil {
 			t.Errorf("%q is taken for an endpoint", bad)
 		}
+	}
+}
+
+// A host is the same with its default port, and in capitals.
+func TestRemoteEngineKnowsItsHost(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Header.Get("Authorization") != "Bearer x":
+			w.WriteHeader(http.StatusUnauthorized)
+		case r.Method == http.MethodPost:
+			w.Header().Set("Location", "http://ENGINE.example:80/status")
+			w.WriteHeader(http.StatusAccepted)
+		}
+	}))
+	t.Cleanup(server.Close)
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, server.Listener.Addr().String())
+	}}}
+	t.Cleanup(client.CloseIdleConnections)
+	d, err := engine.Remote{URL: "http://engine.example/run", Client: client, Poll: time.Millisecond, Header: http.Header{"Authorization": {"Bearer x"}}}.
+		Define(engine.Definition{Name: "spn"})
+	check(t, err)
+	w := newWorld(t, storagetest.DSN(t), d)
+	if o := w.Execute(t.Context(), "spn", message("m", `{}`)); o.Err != nil || o.Pending {
+		t.Fatalf("%+v", o)
 	}
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +18,7 @@ type Run struct {
 	engine  string
 	c       *durable.Context
 	started time.Time // by the database's clock
-	began   time.Time // the same moment, by Context.Now
+	began   time.Time // the same moment, by Context.Now: not before begin, which another process may have scheduled
 	entries []storage.HistoryEntry
 
 	registryVersion uint64
@@ -27,7 +28,8 @@ type Run struct {
 // ID tells runs apart: no other has it.
 func (r *Run) ID() string { return r.c.Execution().ExecutionID }
 
-// Now is the time, by the database's clock as of the beginning of the run and the same in every replay.
+// Now is the time, by the database's clock as of the beginning of the run and the same in every replay. Where another
+// process goes on with the run, it is as wrong as their clocks differ.
 func (r *Run) Now() time.Time {
 	return r.started.Add(r.c.Now().Sub(r.began)).Truncate(time.Microsecond)
 }
@@ -47,7 +49,7 @@ func (r *Run) Try(step string, input, output any, retry durable.Retry) error {
 }
 
 // Record is Try of a step that is an operation of its own, of those that the context lists and not the run's: it gets its
-// own history entry, beside the run's.
+// own history entry, beside the run's, for which input and output may have 960 KiB together.
 func (r *Run) Record(operation, step string, input any, output *json.RawMessage, retry durable.Retry) error {
 	if operation == r.Operation {
 		return fmt.Errorf("the operation %q is that of the run", operation) // whose success ends all repetitions
@@ -61,6 +63,9 @@ func (r *Run) Record(operation, step string, input any, output *json.RawMessage,
 	in, encodeErr := json.Marshal(input)
 	if encodeErr != nil {
 		return encodeErr
+	}
+	if size := len(in) + len(result); size > maxInput+maxOutput {
+		return fmt.Errorf("the operation %q: its input and output have %d bytes: %d are the most", operation, size, maxInput+maxOutput)
 	}
 	r.entries = append(r.entries, r.entry(operation, before, in, result, err))
 	return err
@@ -105,7 +110,8 @@ func (r *Run) entry(operation string, began time.Time, input, output json.RawMes
 
 const (
 	maxErrorText = 4096 // characters
-	maxOutput    = durable.MaxPayload / 2
+	maxOutput    = maxInput - 64<<10
+	maxEnding    = durable.MaxPayload - 8<<10 // bytes of entries in a call, beside whose registry is unlocked
 )
 
 func clip(text string, most int) string {
@@ -144,7 +150,6 @@ func (rt *Runtime) orchestrate(d Definition) durable.Orchestration {
 		if err := json.Unmarshal(input, &in); err != nil {
 			return nil, err
 		}
-		began := c.Now()
 		var b begun
 		err := c.Call(activityBegin, beginning{in, d.Registry, c.Execution().ExecutionID, lockFor(d)}, &b, patient)
 		if err != nil {
@@ -157,7 +162,7 @@ func (rt *Runtime) orchestrate(d Definition) durable.Orchestration {
 			return result{State: b.State}, nil
 		}
 		r := &Run{
-			Message: in.Message, engine: d.Name, c: c, started: b.At, began: began,
+			Message: in.Message, engine: d.Name, c: c, started: b.At, began: c.Now(),
 			registryVersion: b.RegistryVersion, registry: b.Registry,
 		}
 		output, err := d.call(r)
@@ -166,12 +171,15 @@ func (rt *Runtime) orchestrate(d Definition) durable.Orchestration {
 		}
 		last := r.entry(r.Operation, r.started, r.Input, output, err)
 		// What was done is written down whatever becomes of the run: a cancellation does not reach it.
-		end := ending{Entries: append(r.entries, last)}
+		ends := endings(append(r.entries, last))
 		if d.Registry {
+			end := &ends[len(ends)-1]
 			end.Unlock, end.JobID = r.InstanceID, r.ID()
 		}
-		if failure := c.Detached().Call(activityEnd, end, nil, patient); failure != nil {
-			return result{State: stateFailed, Error: "its history could not be written: " + failure.Error()}, nil //nolint:nilerr // a result tells of it
+		for _, end := range ends {
+			if failure := c.Detached().Call(activityEnd, end, nil, patient); failure != nil {
+				return result{State: stateFailed, Error: "its history could not be written: " + failure.Error()}, nil //nolint:nilerr // a result tells of it
+			}
 		}
 		out := result{State: stateDone, Duration: last.Duration}
 		if err != nil {
@@ -182,6 +190,20 @@ func (rt *Runtime) orchestrate(d Definition) durable.Orchestration {
 		}
 		return out, nil
 	}
+}
+
+// endings puts entries, of which there is one at least, into as few calls as can hold them.
+func endings(entries []storage.HistoryEntry) (out []ending) {
+	size := maxEnding
+	for _, e := range entries {
+		text, _ := json.Marshal(e) // of texts and JSON: it fails nowhere
+		if size += len(text) + 1; size > maxEnding {
+			out, size = append(out, ending{}), len(text)+1
+		}
+		last := &out[len(out)-1]
+		last.Entries = append(last.Entries, e)
+	}
+	return out
 }
 
 // lockFor is how long a run takes the registry's lock for: it is cancelled before that is over.
@@ -208,4 +230,18 @@ func (d Definition) call(r *Run) (output json.RawMessage, err error) {
 		return nil, fmt.Errorf("its output has %d bytes: %d are the most", len(output), maxOutput)
 	}
 	return output, nil
+}
+
+// bounded is a step that ends with its run's time. A cancellation waits for it, so one that hangs would keep its run, its instance
+// and one of the process's places for steps for ever.
+func (rt *Runtime) bounded(d Definition, step Step) durable.Activity {
+	return func(ctx context.Context, call Call) (any, error) {
+		age, err := rt.o.Durable.Age(ctx, call.Instance)
+		if err != nil {
+			age = 0 // what can be said of it is that it has begun
+		}
+		ctx, cancel := context.WithTimeout(ctx, max(d.Timeout-age, 0))
+		defer cancel()
+		return step(ctx, call)
+	}
 }

@@ -96,7 +96,7 @@ func (rt *Runtime) Register(d Definition) error {
 		return fmt.Errorf("engine %q is registered too late", d.Name)
 	}
 	for name, step := range d.Steps {
-		if err := rt.o.Durable.RegisterActivity(d.Name+"."+name, durable.Activity(step)); err != nil {
+		if err := rt.o.Durable.RegisterActivity(d.Name+"."+name, rt.bounded(d, step)); err != nil {
 			return fmt.Errorf("engine %q: step: %w", d.Name, err)
 		}
 	}

@@ -439,3 +439,62 @@ func TestRegisterRefuses(t *testing.T) {
 		}
 	}
 }
+
+// The largest input and output that a run may have are in its history, beside those of another operation; more is refused
+// before anything is done.
+func TestLargeInputsAndOutputs(t *testing.T) {
+	t.Parallel()
+	const input, output = durable.MaxPayload / 2, durable.MaxPayload/2 - 64<<10
+	var ran atomic.Int32
+	large := func(n int) string { return `"` + strings.Repeat("x", n-2) + `"` }
+	d := engine.Definition{
+		Name: "hmac", Registry: true,
+		Steps: map[string]engine.Step{"do": func(context.Context, engine.Call) (any, error) {
+			ran.Add(1)
+			return json.RawMessage(large(output)), nil
+		}},
+		Run: func(r *engine.Run) (any, error) {
+			var out json.RawMessage
+			return out, errors.Join(r.Record("notify", "do", r.Input, &out, durable.Retry{}), r.SetRegistry(1))
+		},
+	}
+	run := d.Run
+	d.Run = func(r *engine.Run) (any, error) {
+		_, err := run(r)
+		return json.RawMessage(large(output)), err
+	}
+	w := newWorld(t, storagetest.DSN(t), d)
+	if o := w.Execute(t.Context(), "hmac", message("m", `{"instanceId":"i","input":`+large(input)+`}`)); o.Err != nil || o.Pending {
+		t.Fatalf("%+v", o)
+	}
+	for _, operation := range []string{"rotate", "notify"} {
+		entries := w.history(t, storage.HistoryFilter{InstanceID: "i", Operation: operation})
+		if len(entries) != 1 || entries[0].Status != storage.HistorySucceeded {
+			t.Fatalf("the history of %s has %+v", operation, entries)
+		}
+		full, err := w.store.HistoryEntry(t.Context(), "hmac", entries[0].RowKey)
+		check(t, err)
+		if len(full.Input) != input || len(full.Output) != output {
+			t.Errorf("the history of %s has %d bytes of input and %d of output", operation, len(full.Input), len(full.Output))
+		}
+	}
+	if reg, err := w.store.Registry(t.Context(), "i"); err != nil || reg.LockJobID != "" {
+		t.Errorf("the registry is %+v, %v", reg, err)
+	}
+
+	for name, text := range map[string]string{"large": large(input + 1), "larger when escaped": `"` + strings.Repeat("<", input/6+1) + `"`} {
+		if o := w.Execute(t.Context(), "hmac", message(name, `{"instanceId":"j","input":`+text+`}`)); !o.Fatal || !strings.Contains(o.Err.Error(), "input: it has") {
+			t.Errorf("%s: %+v", name, o)
+		}
+		m := engine.Message{InstanceID: "j", Input: json.RawMessage(text)}
+		if _, err := w.Begin(t.Context(), "hmac", m); !errors.Is(err, engine.ErrBadMessage) {
+			t.Errorf("%s: Begin: %v", name, err)
+		}
+		if _, err := w.Put(t.Context(), "hmac", name, m); !errors.Is(err, engine.ErrBadMessage) {
+			t.Errorf("%s: Put: %v", name, err)
+		}
+	}
+	if ran.Load() != 1 {
+		t.Errorf("the step was executed %d times", ran.Load())
+	}
+}

@@ -92,6 +92,12 @@ func (s Setting) check(name string, e Engine) error {
 	if s.MaxRetryAttempts != nil && (*s.MaxRetryAttempts < 0 || *s.MaxRetryAttempts > maxRetries) {
 		return fmt.Errorf("engine %q: maxRetryAttempts must be 0 to %d", name, maxRetries)
 	}
+	if s.Timeout > 0 && time.Duration(s.Timeout) < time.Second {
+		return fmt.Errorf("engine %q: a timeout of %s: must be 1s or more", name, time.Duration(s.Timeout))
+	}
+	if s.Concurrency > maxConcurrency {
+		return fmt.Errorf("engine %q: a concurrency of %d: must be at most %d", name, s.Concurrency, maxConcurrency)
+	}
 	d := s.Apply(Definition{Name: name, Run: func(*Run) (any, error) { return nil, nil }})
 	if s.Endpoint != "" {
 		if _, err := (Remote{URL: s.Endpoint, Client: http.DefaultClient}).Define(d); err != nil {
@@ -102,7 +108,10 @@ func (s Setting) check(name string, e Engine) error {
 	return err
 }
 
-const maxRetries = 1000
+const (
+	maxRetries     = 1000
+	maxConcurrency = 10_000
+)
 
 // Apply changes a definition by what the setting says.
 func (s Setting) Apply(d Definition) Definition {

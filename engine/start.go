@@ -63,8 +63,8 @@ func (rt *Runtime) Begin(ctx context.Context, engine string, m Message) (Begun, 
 	}
 	_, err = rt.o.Durable.Start(ctx, engine, instanceKey(engine, m.InstanceID), assignment{engine, m})
 	if errors.Is(err, durable.ErrAlreadyRunning) {
-		var own bool
-		if _, own, err = rt.active(ctx, d, m); !own && (err == nil || errors.Is(err, durable.ErrNotFound)) {
+		var whose int
+		if _, whose, err = rt.active(ctx, d, m); whose != ofMessage && (err == nil || errors.Is(err, durable.ErrNotFound)) {
 			err = ErrRunning // or it was, as this one would have been started
 		}
 	}

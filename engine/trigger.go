@@ -37,6 +37,9 @@ const (
 	turnShare    = 8
 
 	outageWait = time.Second // until the next look after the database was away
+
+	// A run that is older than it may be by so much has nobody who waits for it.
+	orphanAfter = 5 * time.Second
 )
 
 func untilNextLook(received time.Time) time.Duration {
@@ -119,19 +122,27 @@ func (rt *Runtime) attend(ctx context.Context, d Definition, m Message) (result,
 		}
 		e, err := rt.o.Durable.Start(ctx, d.Name, instanceKey(d.Name, m.InstanceID), assignment{d.Name, m})
 		if err == nil {
-			return rt.await(ctx, d, durable.Running{Execution: e})
+			return rt.await(ctx, d, m, durable.Running{Execution: e})
 		}
 		if !errors.Is(err, durable.ErrAlreadyRunning) {
 			return result{}, err
 		}
-		running, own, err := rt.active(ctx, d, m)
+		running, whose, err := rt.active(ctx, d, m)
 		switch {
 		case errors.Is(err, durable.ErrNotFound):
 			continue // it has ended meanwhile
 		case err != nil:
 			return result{}, err
-		case own:
-			return rt.await(ctx, d, running)
+		case whose == ofMessage:
+			return rt.await(ctx, d, m, running)
+		case whose == ofOther:
+			return result{State: stateWaiting}, nil
+		case running.Age > d.Timeout+orphanAfter:
+			// Whoever waits for a run cancels it in time, so nobody does: its message is gone, or was never put.
+			if err := rt.o.Durable.Cancel(ctx, running.Execution); err != nil && !errors.Is(err, durable.ErrNotFound) {
+				return result{}, err
+			}
+			return result{State: stateWaiting}, nil
 		case d.Interchangeable:
 			return result{State: stateSkipped}, nil
 		}
@@ -155,21 +166,34 @@ func (rt *Runtime) lockedByOther(ctx context.Context, d Definition, m Message) (
 	return running.ExecutionID != reg.LockJobID, nil
 }
 
-// active finds the run of an instance that is under way, and whether it is for this message.
-func (rt *Runtime) active(ctx context.Context, d Definition, m Message) (_ durable.Running, own bool, err error) {
+// Whose run it is that is under way.
+const (
+	ofMessage  = iota + 1 // this message's, or that of one with the same work
+	ofInstance            // another message's of the instance
+	ofOther               // of another engine's instance, whose names together read the same
+)
+
+// active finds the run of an instance that is under way, and whose it is.
+func (rt *Runtime) active(ctx context.Context, d Definition, m Message) (_ durable.Running, whose int, err error) {
 	running, err := rt.o.Durable.Active(ctx, instanceKey(d.Name, m.InstanceID))
 	if err != nil {
-		return running, false, err
+		return running, 0, err
 	}
 	var of assignment
 	if err := json.Unmarshal(running.Input, &of); err != nil {
-		return running, false, fmt.Errorf("the run under way of %q: %w", m.InstanceID, err)
+		return running, 0, fmt.Errorf("the run under way of %q: %w", m.InstanceID, err)
 	}
-	return running, of.Message.CorrelationID == m.CorrelationID && of.Message.Operation == m.Operation, nil
+	switch {
+	case of.Engine != d.Name || of.Message.InstanceID != m.InstanceID:
+		return running, ofOther, nil
+	case of.Message.CorrelationID == m.CorrelationID && of.Message.Operation == m.Operation:
+		return running, ofMessage, nil
+	}
+	return running, ofInstance, nil
 }
 
 // await waits for a run to end, and cancels one that takes too long.
-func (rt *Runtime) await(ctx context.Context, d Definition, running durable.Running) (result, error) {
+func (rt *Runtime) await(ctx context.Context, d Definition, m Message, running durable.Running) (result, error) {
 	var out result
 	inTime, cancel := context.WithTimeout(ctx, d.Timeout-running.Age)
 	defer cancel()
@@ -181,7 +205,13 @@ func (rt *Runtime) await(ctx context.Context, d Definition, running durable.Runn
 		value, err = rt.o.Durable.Wait(ctx, running.Execution)
 	}
 	if failed, ok := errors.AsType[*durable.FailedError](err); ok {
-		return result{State: stateFailed, Error: failed.Message}, nil
+		// It ended where it could not be gone on with, as with the code of another version: so without its last step.
+		if d.Registry {
+			err = rt.o.Tables.UnlockRegistry(ctx, m.InstanceID, running.ExecutionID)
+		} else {
+			err = nil
+		}
+		return result{State: stateFailed, Error: failed.Message}, err
 	}
 	if err != nil {
 		return out, err

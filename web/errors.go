@@ -9,6 +9,7 @@ import (
 	"mime"
 	"net/http"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -145,8 +146,11 @@ func isOwnEndpoint(r *http.Request) bool {
 	case "/livez", "/readyz", "/openapi.yaml":
 		return true
 	}
-	return strings.HasPrefix(r.URL.Path, "/api/")
+	return strings.HasPrefix(r.URL.Path, "/api/") || signingSecretPath.MatchString(r.URL.EscapedPath())
 }
+
+// signingSecretPath is of paths as they are sent: an id may have a slash in it, and may be "signing-secret".
+var signingSecretPath = regexp.MustCompile(`^(/producer/[^/]+|/channel/[^/]+/consumer/[^/]+)/signing-secret$`)
 
 // acceptsProblem tells whether the client names application/problem+json among what it accepts. A wildcard does not
 // count: every HTTP library sends one.

@@ -217,12 +217,16 @@ func TestOwnersSeeTheirSecret(t *testing.T) {
 		{producerSecret, []string{"X-Broker-Producer-Token: c-token"}, 403},
 		{"/producer/nobody/signing-secret", ours(), 404},
 	} {
-		if got := a.call("POST", tc.path, "", tc.headers...); got.StatusCode != tc.want || strings.Contains(got.body, "whsec_") {
-			t.Errorf("%s with %v: %d %s", tc.path, tc.headers, got.StatusCode, got.body)
+		got := a.call("POST", tc.path, "", tc.headers...)
+		if got.problem(tc.want); strings.Contains(got.body, "whsec_") {
+			t.Errorf("%s with %v: %s", tc.path, tc.headers, got.body)
 		}
 	}
 	for _, path := range []string{pushSecret, producerSecret} {
-		a.get(path, append(as("push"), ours()...)...).want(405)
+		a.get(path, append(as("push"), ours()...)...).problem(405)
+	}
+	if got := a.get("/producer/signing-secret").want(404); got.Header.Get("Content-Type") != "text/plain; charset=utf-8" {
+		t.Errorf("of a producer of that id: %s", got.Header.Get("Content-Type"))
 	}
 	for _, path := range []string{"/channel/c/consumer/push", "/producer/p", "/_status", "/channel/c"} {
 		if body := a.get(path).want(200).body; strings.Contains(body, "whsec_") {

@@ -289,6 +289,15 @@ func (r *Runner) Active(ctx context.Context, instanceID string) (Running, error)
 	return out, err
 }
 
+// Age is how long ago an execution was started, by the database's clock. ErrNotFound.
+func (r *Runner) Age(ctx context.Context, e Execution) (time.Duration, error) {
+	age, err := r.backend.Age(ctx, e.instance())
+	if errors.Is(err, backend.ErrInstanceNotFound) {
+		err = ErrNotFound
+	}
+	return age, err
+}
+
 // Wait waits until an execution has ended, in whichever process, and returns its result as JSON. One that ended with an
 // error is a *FailedError. It sees an end in this process at once, one elsewhere within Options.Idle.
 func (r *Runner) Wait(ctx context.Context, e Execution) (json.RawMessage, error) {
@@ -324,8 +333,8 @@ func (r *Runner) result(ctx context.Context, e Execution) (json.RawMessage, erro
 	return result, err
 }
 
-// Cancel asks an execution to end: what it waits for and calls from now on answers ErrCanceled, except on a
-// Context.Detached. ErrNotFound: it has ended.
+// Cancel asks an execution to end: what it sleeps for and calls from now on answers ErrCanceled, except on a
+// Context.Detached. A call under way is waited for. ErrNotFound: it has ended.
 func (r *Runner) Cancel(ctx context.Context, e Execution) error {
 	err := r.client.CancelWorkflowInstance(ctx, e.instance())
 	if errors.Is(err, backend.ErrInstanceNotFound) {

@@ -36,6 +36,7 @@ const (
 
 // Store is what the engine works on: storage.Store.
 type Store interface {
+	Now(ctx context.Context) (time.Time, error)
 	Catalog(ctx context.Context) (*storage.Catalog, error)
 	DestinationHealth(ctx context.Context) ([]storage.DestinationHealth, error)
 	DestinationHealthOf(ctx context.Context, consumerKeys []uint32) ([]storage.DestinationHealth, error)
@@ -137,7 +138,7 @@ func (h *health) run(r *engine.Run) (any, error) {
 	}
 	for part := range slices.Chunk(keys, chunk) {
 		var found []checked
-		if err := r.Try(stepCheck, checkInput{part, r.Now()}, &found, retry); err != nil {
+		if err := r.Try(stepCheck, checkInput{part}, &found, retry); err != nil {
 			return nil, err
 		}
 		if len(found) == 0 {
@@ -202,8 +203,7 @@ func (h *health) list(ctx context.Context, _ engine.Call) (any, error) {
 }
 
 type checkInput struct {
-	Keys []uint32  `json:"keys"`
-	At   time.Time `json:"at"`
+	Keys []uint32 `json:"keys"`
 }
 
 // checked is a destination after a probe.
@@ -231,6 +231,12 @@ func (h *health) check(ctx context.Context, call engine.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Of the database and not of the run, which goes by the clocks of all processes that it meets: one that is ahead would
+	// make what later runs find older than what is stored.
+	at, err := h.o.Store.Now(ctx)
+	if err != nil {
+		return nil, err
+	}
 	found := make([]checked, 0, len(known))
 	var probes sync.WaitGroup
 	for _, before := range known {
@@ -241,7 +247,7 @@ func (h *health) check(ctx context.Context, call engine.Call) (any, error) {
 		found = append(found, checked{before, before.State})
 		c := &found[len(found)-1] // stays where it is: there is room for all
 		probes.Go(func() {
-			c.DestinationHealth = Evaluate(before, h.prober.probe(ctx, k.CallbackURL), in.At, h.o.Thresholds)
+			c.DestinationHealth = Evaluate(before, h.prober.probe(ctx, k.CallbackURL), at, h.o.Thresholds)
 		})
 	}
 	probes.Wait()

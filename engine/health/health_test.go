@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -292,6 +293,38 @@ func TestManyDestinations(t *testing.T) {
 	}
 }
 
+// What destinations say may be long: it costs nobody else's probe.
+func TestTalkativeDestinations(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	w.ok(err)
+	t.Cleanup(func() { _ = listener.Close() })
+	said := "HTTP/1.1 500 " + strings.Repeat("\u00e9", 25<<10) + "\r\n\r\n"
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Read(make([]byte, 4096))
+			_, _ = io.WriteString(conn, said)
+			_ = conn.Close()
+		}
+	}()
+	w.consumer("fine", w.dest.URL, storage.TypePush)
+	for i := range 49 {
+		w.consumer(fmt.Sprintf("talker%02d", i), "http://"+listener.Addr().String(), storage.TypePush)
+	}
+	w.runs(w.runtime(w.Store, health.Options{}))
+	if d := w.state("fine"); d.State != storage.Healthy {
+		t.Errorf("it is %+v", d)
+	}
+	if d := w.state("talker00"); d.Class != health.ClassServer || len([]rune(d.Error)) != 512 {
+		t.Errorf("it is %s with %d characters of error", d.Class, len([]rune(d.Error)))
+	}
+}
+
 func TestProbes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -496,4 +529,27 @@ redrive_destination_healthy{channel="orders",consumer="up"} 1
 # TYPE redrive_destination_scrape_errors_total counter
 redrive_destination_scrape_errors_total 1
 `), "redrive_destination_healthy", "redrive_destination_scrape_errors_total"))
+}
+
+// When a destination was checked is the database's time, whatever the clocks of the processes say that had a part in the run.
+func TestCheckedByTheDatabasesClock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	k := w.consumer("k", w.dest.URL, storage.TypePush)
+	d := health.New(health.Options{Store: w.Store, Client: w.dest.Client(), Log: quiet})
+	before, err := w.Now(t.Context())
+	w.ok(err)
+	input, err := json.Marshal(map[string]any{"keys": []uint32{k.Key}, "at": before.Add(time.Hour)})
+	w.ok(err)
+	found, err := d.Steps["check"](t.Context(), engine.Call{Input: input})
+	w.ok(err)
+	data, err := json.Marshal(found)
+	w.ok(err)
+	var checked []storage.DestinationHealth
+	w.ok(json.Unmarshal(data, &checked))
+	after, err := w.Now(t.Context())
+	w.ok(err)
+	if len(checked) != 1 || checked[0].CheckedAt.Before(before) || checked[0].CheckedAt.After(after) {
+		t.Errorf("checked %+v, not from %s to %s", checked, before, after)
+	}
 }

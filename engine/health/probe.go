@@ -26,7 +26,10 @@ const (
 	ClassRequest = "bad_request" // the callback URL cannot be used
 )
 
-const userAgent = "Redrive"
+const (
+	userAgent = "Redrive"
+	maxError  = 512 // characters of what a destination says that are kept: a run's results must fit, whatever it says
+)
 
 // prober asks destinations whether they are there.
 type prober struct {
@@ -93,12 +96,13 @@ func classify(err error) (class, text string) {
 	return ClassConnect, text
 }
 
-// printable keeps a text to one line of UTF-8.
+// printable keeps a text to one line of UTF-8, and cuts it.
 func printable(text string) string {
-	return strings.Map(func(r rune) rune {
+	line := []rune(strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
 			return ' '
 		}
 		return r
-	}, strings.ToValidUTF8(text, "\uFFFD"))
+	}, strings.ToValidUTF8(text, "\uFFFD")))
+	return string(line[:min(len(line), maxError)])
 }

@@ -63,7 +63,7 @@ type Config struct {
 	PruneInterval      time.Duration `group:"Pruning" default:"1h" allowed:"a duration from 1s to 168h" help:"How often messages are pruned."`
 
 	EngineContext      string        `group:"Engines" default:"publisher" allowed:"publisher or managed-app" help:"Which of RFC-72's deployments this is, and so which engines it has."`
-	Engines            string        `group:"Engines" placeholder:"JSON" allowed:"a JSON object of engines by name, each with queue and operations" help:"Further engines: {\"billing\":{\"queue\":\"billing-queue\",\"operations\":[\"charge\"]}}. A mapping in the file."`
+	Engines            string        `group:"Engines" urls:"" placeholder:"JSON" allowed:"a JSON object of engines by name, each with queue and operations" help:"Further engines: {\"billing\":{\"queue\":\"billing-queue\",\"operations\":[\"charge\"]}}. A mapping in the file."`
 	EngineTablesConfig string        `group:"Engines" placeholder:"JSON" allowed:"RFC-72's engineTablesConfig as a JSON object" help:"Tables of dead letters and history: storageAccountName (the schema), dlqTableName, historyTableName, retentionDays. Default: engineDlq and engineHistory for 90 days. A mapping in the file."`
 	EngineLease        time.Duration `group:"Engines" default:"30s" allowed:"a duration from 1s to 1h" help:"How long after the death of an instance others go on with the runs of engines that it was at. It extends its claims every third of it."`
 
@@ -187,10 +187,12 @@ func goodToken(token string) bool {
 	return len(token) >= minTokenLength && !strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-// goodHeaderName tells whether a header may carry the consumer's token: those that HTTP itself sets may not.
+// goodHeaderName tells whether a header may carry the consumer's token: those that HTTP itself or a delivery sets may not.
 func goodHeaderName(name string) bool {
 	switch http.CanonicalHeaderKey(name) {
-	case "", "Connection", "Content-Length", "Content-Type", "Host", "Transfer-Encoding", "User-Agent":
+	case "", "Connection", "Content-Length", "Content-Type", "Host", "Transfer-Encoding", "User-Agent",
+		"X-Request-Id", "X-Broker-Message-Id", "X-Broker-Message-Priority", "X-Broker-Consumer-Id", "X-Broker-Channel-Id", "X-Broker-Metadata-Headers",
+		"Webhook-Id", "Webhook-Timestamp", "Webhook-Signature":
 		return false
 	}
 	return len(name) <= 100 && strings.Trim(name, headerNameCharacters) == ""

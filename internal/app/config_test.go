@@ -55,6 +55,11 @@ func TestConfigCheck(t *testing.T) {
 			c.EngineTablesConfig = `{"storageAccountName":"redrive","dlqTableName":"dlq","historyTableName":"history","retentionDays":7}`
 		}, "", ""},
 		{"engine without operations", func(c *app.Config) { c.Engines = `{"billing":{"queue":"q"}}` }, "REDRIVE_ENGINES", "operations must name at least one"},
+		{"engine's endpoint with a user", func(c *app.Config) {
+			c.Engines = `{"billing":{"queue":"q","operations":["charge"],"endpoint":"https://joe:` + secret + `@billing.example/run?code=` + secret + `"}}`
+		}, "REDRIVE_ENGINES", "tokenFile"},
+		{"engines no JSON, with secrets", func(c *app.Config) { c.Engines = `{"billing":{"endpoint":"http:\/\/` + secret + `@x?` + secret }, "REDRIVE_ENGINES", "unexpected EOF"},
+		{"two wrong engines", func(c *app.Config) { c.Engines = `{"billing":{"queue":"q"},"other":{"queue":"r"}}` }, "REDRIVE_ENGINES", "at least one; "},
 		{"engines no JSON", func(c *app.Config) { c.Engines = `billing` }, "REDRIVE_ENGINES", "a JSON object"},
 		{"engines unknown field", func(c *app.Config) { c.Engines = `{"billing":{"que":"q"}}` }, "REDRIVE_ENGINES", `unknown field`},
 		{"two JSON values", func(c *app.Config) { c.EngineTablesConfig = `{} {}` }, "REDRIVE_ENGINE_TABLES_CONFIG", "more than one"},
@@ -69,6 +74,13 @@ func TestConfigCheck(t *testing.T) {
 		{"delay", func(c *app.Config) { c.BrokerRationalDelay = time.Hour + 1 }, "REDRIVE_BROKER_RATIONAL_DELAY", "1h"},
 		{"concurrency", func(c *app.Config) { c.BrokerConcurrency = 0 }, "REDRIVE_BROKER_CONCURRENCY", `"0"`},
 		{"token header", func(c *app.Config) { c.BrokerConsumerTokenHeader = "X Token" }, "REDRIVE_BROKER_CONSUMER_TOKEN_HEADER", `"X Token"`},
+		{"a signature's header", func(c *app.Config) { c.BrokerConsumerTokenHeader = "webhook-signature" }, "REDRIVE_BROKER_CONSUMER_TOKEN_HEADER", `"webhook-signature"`},
+		{"a delivery's header", func(c *app.Config) { c.BrokerConsumerTokenHeader = "X-Broker-Message-ID" }, "REDRIVE_BROKER_CONSUMER_TOKEN_HEADER", "HTTP header"},
+		{"short timeout", func(c *app.Config) { c.Engines = `{"tls":{"endpoint":"http://a/","timeout":"1ms"}}` }, "REDRIVE_ENGINES", "1s or more"},
+		{"much at a time", func(c *app.Config) { c.Engines = `{"tls":{"endpoint":"http://a/","concurrency":2000000000}}` }, "REDRIVE_ENGINES", "at most 10000"},
+		{"two engines of a queue", func(c *app.Config) {
+			c.Engines = `{"tls":{"queue":"hmac-rotation-queue"}}`
+		}, "REDRIVE_ENGINES", `that of the engine`},
 		{"reserved header", func(c *app.Config) { c.BrokerConsumerTokenHeader = "host" }, "REDRIVE_BROKER_CONSUMER_TOKEN_HEADER", `"host"`},
 		{"body", func(c *app.Config) { c.BrokerMaxBodyBytes = 1 << 40 }, "REDRIVE_BROKER_MAX_BODY_BYTES", "67108864"},
 		{"schedule", func(c *app.Config) { c.BrokerMinScheduleDelay = -time.Second }, "REDRIVE_BROKER_MIN_SCHEDULE_DELAY", `"-1s"`},
@@ -116,9 +128,14 @@ func TestSettingsShowNoSecrets(t *testing.T) {
 	cfg := testConfig("root:hidden1@tcp(localhost)/redrive")
 	cfg.AdminToken, cfg.SealKey, cfg.GatewayAuthSecret = "hidden22", "hidden3", "hidden4"
 	cfg.AdminTokens = map[string]string{"joe": "hidden55"}
+	cfg.AlertTokens = map[string]string{"alertmanager": "hidden66"}
+	cfg.Engines = `{"tls":{"endpoint":"https://platform.example/tls?code=hidden7","tokenFile":"/run/secrets/tls"}}`
 	for _, s := range cfg.Settings() {
 		if strings.Contains(s.Value, "hidden") || s.Secret != strings.HasPrefix(s.Value, "(") {
 			t.Errorf("%+v", s)
+		}
+		if s.Env == "REDRIVE_ENGINES" && s.Value != `{"tls":{"endpoint":"https://platform.example/tls?...","tokenFile":"/run/secrets/tls"}}` {
+			t.Errorf("the engines are %s", s.Value)
 		}
 	}
 }

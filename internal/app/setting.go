@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"strings"
 	"time"
 	"unicode"
@@ -41,7 +42,7 @@ func (c *Config) Settings() []Setting {
 	all := make([]Setting, t.NumField())
 	for i := range t.NumField() {
 		_, secret := t.Field(i).Tag.Lookup("secret")
-		value := show(v.Field(i).Interface())
+		value := hideInURLs(t.Field(i), show(v.Field(i).Interface()))
 		if secret {
 			value = map[bool]string{true: "(not set)", false: "(set)"}[v.Field(i).Len() == 0]
 		}
@@ -118,7 +119,7 @@ func (v *validator) wrong(field, reason string) {
 
 // because adds a reason to what is allowed.
 func (e *SettingError) because(reason error) *SettingError {
-	e.Allowed += " (" + reason.Error() + ")"
+	e.Allowed += " (" + strings.ReplaceAll(reason.Error(), "\n", "; ") + ")" // joined errors, on one line
 	return e
 }
 
@@ -129,5 +130,19 @@ func settingError(field, value string) *SettingError {
 		panic("there is no setting " + field)
 	}
 	_, secret := f.Tag.Lookup("secret")
-	return &SettingError{Env: EnvName(field), Value: value, Secret: secret, Allowed: f.Tag.Get("allowed")}
+	return &SettingError{Env: EnvName(field), Value: hideInURLs(f, value), Secret: secret, Allowed: f.Tag.Get("allowed")}
+}
+
+// urlUser and urlQuery find what URLs keep secrets in, also within text that is no JSON although it should be.
+var (
+	urlUser  = regexp.MustCompile(`(:\\?/\\?/)[^/?#"\s]*@`)
+	urlQuery = regexp.MustCompile(`(:\\?/\\?/[^?"\s]*\?)[^"\s]+`)
+)
+
+// hideInURLs leaves the users and queries of URLs out of a setting that has some (tag urls).
+func hideInURLs(f reflect.StructField, value string) string {
+	if _, has := f.Tag.Lookup("urls"); !has {
+		return value
+	}
+	return urlQuery.ReplaceAllString(urlUser.ReplaceAllString(value, "$1...@"), "$1...")
 }

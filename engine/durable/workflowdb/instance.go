@@ -233,6 +233,17 @@ func (b *Backend) Active(ctx context.Context, instanceID string) (*Running, erro
 	return nil, nil // it ended and was removed meanwhile
 }
 
+// Age is how long ago an execution was created, by the database's clock. backend.ErrInstanceNotFound.
+func (b *Backend) Age(ctx context.Context, instance *core.WorkflowInstance) (time.Duration, error) {
+	var age int64
+	err := b.db.QueryRowContext(ctx, `SELECT TIMESTAMPDIFF(MICROSECOND, createdAt, NOW(6)) FROM workflow_instance WHERE instanceId = ? AND executionId = ?`,
+		instance.InstanceID, instance.ExecutionID).Scan(&age)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, backend.ErrInstanceNotFound
+	}
+	return time.Duration(age) * time.Microsecond, err
+}
+
 // GetWorkflowInstanceState implements backend.Backend.
 func (b *Backend) GetWorkflowInstanceState(ctx context.Context, instance *workflow.Instance) (core.WorkflowInstanceState, error) {
 	var name string
