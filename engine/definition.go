@@ -15,7 +15,8 @@ type Definition struct {
 	Name string
 	// Run says in which order what is done for a message: it calls steps, sleeps, and returns the run's output, which is
 	// encoded as JSON for the history (at most 512 KiB). It must be deterministic, as package durable says: whatever has
-	// an effect, or reads something, is a step.
+	// an effect, or reads something, is a step. A release that changes the order of steps makes runs that are under way
+	// fail, to be tried again, as long as instances of both releases are there.
 	Run func(r *Run) (output any, err error)
 	// Steps are what Run may call, by name.
 	Steps map[string]Step

@@ -12,10 +12,13 @@ import (
 // engineName is what PartitionKey can hold.
 var engineName = regexp.MustCompile(`^[!-~]{1,64}$`)
 
+// ErrEngineNameTaken: the channel that is to be an engine's queue has a consumer of the engine's name that is none.
+var ErrEngineNameTaken = errors.New("another consumer has the engine's name")
+
 // PutEngineQueue makes an engine's queue where it is missing: the channel of that id, which is also its name, and its
 // consumer of TypeEngine, whose id and name are the engine's. Nobody knows their tokens. What is there stays as it is, and
 // several instances may do this at once. An engine's name is 1 to 64 printable ASCII characters without spaces. ErrReservedEngine;
-// an error where the channel has another consumer of the engine's name.
+// ErrEngineNameTaken.
 func (s *Store) PutEngineQueue(ctx context.Context, engine, queue string) (*Consumer, error) {
 	switch {
 	case engine == EngineDelivery:
@@ -66,7 +69,7 @@ func putEngine(ctx context.Context, tx *sql.Tx, k *Consumer, seals *sealer) (mad
 	err = find()
 	switch {
 	case err == nil && kind != TypeEngine:
-		return false, fmt.Errorf("the channel %q has a %s consumer %q, where the engine of that name was to be", k.ChannelID, kind, k.ID)
+		return false, fmt.Errorf("%w: a %s consumer %q of the channel %q", ErrEngineNameTaken, kind, k.ID, k.ChannelID)
 	case !errors.Is(err, sql.ErrNoRows):
 		return false, err
 	}

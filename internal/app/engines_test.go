@@ -311,3 +311,15 @@ func TestDestinationsAreProbed(t *testing.T) {
 	i.admin("GET", "/api/engines", "").want(200)
 	i.admin("POST", "/api/engines/hmac/runs", `{}`).want(400)
 }
+
+// A consumer that somebody gave an engine's name keeps no instance from starting.
+func TestEngineWhoseNameIsTaken(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(storagetest.DSN(t))
+	first := start(t, cfg)
+	first.put("/channel/monitor-alerts-queue", url.Values{"token": {"t"}}).want(200)
+	first.put("/channel/monitor-alerts-queue/consumer/alerts", url.Values{"token": {"t"}, "type": {"pull"}, "callbackUrl": {"http://127.0.0.1:1/"}}).want(200)
+	second := start(t, cfg)
+	second.do("GET", "/readyz", "").want(200)
+	second.stage()
+}

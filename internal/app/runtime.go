@@ -132,7 +132,13 @@ func (a *App) join(ctx context.Context, r *runtime) error {
 		if _, there := catalog.Channel(queue); !named && !there && d.Every == 0 {
 			continue
 		}
-		if _, err := a.store.PutEngineQueue(ctx, d.Name, queue); err != nil {
+		_, err := a.store.PutEngineQueue(ctx, d.Name, queue)
+		if errors.Is(err, storage.ErrEngineNameTaken) {
+			// A consumer that somebody made is no reason for nothing to be delivered.
+			a.log.Error("an engine is not executed: rename or delete the consumer", "engine", d.Name, "queue", queue, "error", err)
+			continue
+		}
+		if err != nil {
 			return err
 		}
 	}
