@@ -108,6 +108,12 @@ func (s Setting) check(name string, e Engine) error {
 	return err
 }
 
+// OfRuns tells whether the setting says anything of how runs are executed, which only concerns who executes them.
+func (s Setting) OfRuns() bool {
+	return s.MaxRetryAttempts != nil || len(s.Backoff) > 0 || s.Timeout > 0 || s.Concurrency != 0 || s.Registry != nil ||
+		s.Interchangeable != nil || s.Every > 0 || len(s.Instances) > 0
+}
+
 const (
 	maxRetries     = 1000
 	maxConcurrency = 10_000

@@ -76,6 +76,8 @@ func TestConfigCheck(t *testing.T) {
 		{"token header", func(c *app.Config) { c.BrokerConsumerTokenHeader = "X Token" }, "REDRIVE_BROKER_CONSUMER_TOKEN_HEADER", `"X Token"`},
 		{"a signature's header", func(c *app.Config) { c.BrokerConsumerTokenHeader = "webhook-signature" }, "REDRIVE_BROKER_CONSUMER_TOKEN_HEADER", `"webhook-signature"`},
 		{"a delivery's header", func(c *app.Config) { c.BrokerConsumerTokenHeader = "X-Broker-Message-ID" }, "REDRIVE_BROKER_CONSUMER_TOKEN_HEADER", "HTTP header"},
+		{"timer of an engine that is elsewhere", func(c *app.Config) { c.Engines = `{"tls":{"every":"1h"}}` }, "REDRIVE_ENGINES", "needs an endpoint"},
+		{"timer of an engine that is built in", func(c *app.Config) { c.Engines = `{"hmac":{"every":"24h"}}` }, "", ""},
 		{"short timeout", func(c *app.Config) { c.Engines = `{"tls":{"endpoint":"http://a/","timeout":"1ms"}}` }, "REDRIVE_ENGINES", "1s or more"},
 		{"much at a time", func(c *app.Config) { c.Engines = `{"tls":{"endpoint":"http://a/","concurrency":2000000000}}` }, "REDRIVE_ENGINES", "at most 10000"},
 		{"two engines of a queue", func(c *app.Config) {

@@ -8,8 +8,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"slices"
 
 	"github.com/redrive-mq/redrive/engine"
+	"github.com/redrive-mq/redrive/engine/alerts"
+	"github.com/redrive-mq/redrive/engine/health"
+	"github.com/redrive-mq/redrive/engine/hmac"
 	"github.com/redrive-mq/redrive/storage"
 )
 
@@ -35,6 +40,9 @@ func (c *Config) engineSettings() (engines, error) {
 		if err = strictJSON(c.Engines, &e.settings); err == nil {
 			e.context, err = e.context.WithSettings(e.settings)
 		}
+		if err == nil {
+			err = e.executed()
+		}
 		if err != nil {
 			return e, settingError("Engines", c.Engines).because(err)
 		}
@@ -50,6 +58,18 @@ func (c *Config) engineSettings() (engines, error) {
 		return e, settingError("EngineTablesConfig", c.EngineTablesConfig).because(err)
 	}
 	return e, nil
+}
+
+// executed refuses what is said of the runs of engines that nobody executes here.
+func (e engines) executed() error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(e.settings)) {
+		s := e.settings[name]
+		if builtIn := name == alerts.Name || name == health.Name || name == hmac.Name; s.Endpoint == "" && s.OfRuns() && !builtIn {
+			errs = append(errs, fmt.Errorf("engine %q: it needs an endpoint to be executed here", name))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // inSchema checks that the tables are wanted where a death and its record can be one transaction.
