@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -314,23 +316,30 @@ func TestMessagesThatAreNoAlertsAreDeadAtOnce(t *testing.T) {
 	w.want("ops")
 }
 
+// What fails ends the taking in soon; what was put by then is told.
 func TestTakeStopsAtWhatFails(t *testing.T) {
 	t.Parallel()
-	var put []string
+	const many = 5000
+	var tried, created atomic.Int64
 	fault := errors.New("no database")
-	in := alerts.Intake{Put: func(_ context.Context, id string, _ engine.Message) (bool, error) {
-		if len(put) == 1 {
+	in := alerts.Intake{Put: func(context.Context, string, engine.Message) (bool, error) {
+		if tried.Add(1) == 100 {
 			return false, fault
 		}
-		put = append(put, id)
+		created.Add(1)
 		return true, nil
 	}}
-	queued, repeated, err := in.Take(t.Context(), webhook(anAlert("disk", "firing", start), anAlert("load", "firing", start)))
-	if queued != 1 || repeated != 0 || !errors.Is(err, fault) || in.Unreadable(err) || !strings.Contains(err.Error(), "alert 2 of 2") {
-		t.Errorf("%d, %d, %v", queued, repeated, err)
+	var all []string
+	for i := range many {
+		all = append(all, anAlert(fmt.Sprint("disk", i), "firing", start))
 	}
-	if _, _, err := in.Take(t.Context(), []byte("{}")); !in.Unreadable(err) || len(put) != 1 {
-		t.Errorf("%v, %v", err, put)
+	queued, repeated, err := in.Take(t.Context(), webhook(all...))
+	if int64(queued) != created.Load() || queued < 99 || queued > many/2 || repeated != 0 || !errors.Is(err, fault) || in.Unreadable(err) || !strings.Contains(err.Error(), "of 5000") {
+		t.Errorf("%d of %d, %d, %v", queued, created.Load(), repeated, err)
+	}
+	before := tried.Load()
+	if _, _, err := in.Take(t.Context(), []byte("{}")); !in.Unreadable(err) || tried.Load() != before {
+		t.Errorf("%v, %d", err, tried.Load())
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 
 	"github.com/redrive-mq/redrive/engine"
 )
@@ -22,22 +24,54 @@ func (in Intake) Take(ctx context.Context, body []byte) (queued, repeated int, e
 	if err != nil {
 		return 0, 0, err
 	}
-	for i, a := range found {
-		m, err := Message(a)
-		if err != nil {
-			return queued, repeated, fmt.Errorf("alert %d of %d: %w", i+1, len(found), err)
-		}
-		created, err := in.Put(ctx, a.ID(), m)
+	results := make([]result, len(found))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var next atomic.Int64
+	var puts sync.WaitGroup
+	for range min(putsAtOnce, len(found)) {
+		puts.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(found)); i = next.Add(1) - 1 {
+				if results[i] = in.put(ctx, found[i]); results[i].err != nil {
+					cancel() // the sender comes again with all of them
+				}
+			}
+		})
+	}
+	puts.Wait()
+	for i, r := range results {
 		switch {
-		case err != nil:
-			return queued, repeated, fmt.Errorf("alert %d of %d: %w", i+1, len(found), err)
-		case created:
+		case r.err != nil && (err == nil || errors.Is(err, context.Canceled)):
+			err = fmt.Errorf("alert %d of %d: %w", i+1, len(found), r.err)
+		case r.created:
 			queued++
-		default:
+		case r.err == nil:
 			repeated++
 		}
 	}
-	return queued, repeated, nil
+	return queued, repeated, err
+}
+
+// putsAtOnce are the alerts of a webhook that are put at the same time: the database commits them together. One after the
+// other, 10,000 took longer than their sender waits.
+const putsAtOnce = 16
+
+// result is what became of one alert.
+type result struct {
+	created bool
+	err     error
+}
+
+func (in Intake) put(ctx context.Context, a Alert) result {
+	if err := ctx.Err(); err != nil {
+		return result{err: err}
+	}
+	m, err := Message(a)
+	if err != nil {
+		return result{err: err}
+	}
+	created, err := in.Put(ctx, a.ID(), m)
+	return result{created, err}
 }
 
 // Unreadable tells whether an error of Take is the sender's: the body is no webhook that is understood.
