@@ -51,6 +51,20 @@ type Step func(ctx context.Context, call Call) (any, error)
 // Call is what a step is called with.
 type Call = durable.Call
 
+// Defaults is what the definition of an engine begins with where RFC-72's engines differ from each other: those that change
+// secrets are tried 3 times again and not 5, for another attempt may lock somebody out; those that change the registry (RFC-72,
+// 1.5) take its lock.
+func Defaults(name string) Definition {
+	d := Definition{Name: name}
+	switch name {
+	case "hmac", "tls", "spn":
+		d.MaxRetryAttempts = 3
+	case "health", "update":
+		d.Registry = true
+	}
+	return d
+}
+
 const (
 	defaultRetries     = 5
 	defaultTimeout     = time.Hour

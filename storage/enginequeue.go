@@ -12,7 +12,7 @@ import (
 // engineName is what PartitionKey can hold.
 var engineName = regexp.MustCompile(`^[!-~]{1,64}$`)
 
-// ErrEngineNameTaken: the channel that is to be an engine's queue has a consumer of the engine's name that is none.
+// ErrEngineNameTaken says that the channel which is to be an engine's queue has a consumer of the engine's name that is none.
 var ErrEngineNameTaken = errors.New("another consumer has the engine's name")
 
 // PutEngineQueue makes an engine's queue where it is missing: the channel of that id, which is also its name, and its

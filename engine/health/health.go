@@ -94,7 +94,8 @@ type health struct {
 
 // New makes the engine, for Runtime.Register, which refuses it where something required is missing.
 func New(o Options) engine.Definition {
-	d := engine.Definition{Name: Name, Registry: true, Interchangeable: true, Every: o.Every}
+	d := engine.Defaults(Name)
+	d.Interchangeable, d.Every = true, o.Every
 	if d.Every == 0 {
 		d.Every = time.Minute
 	}

@@ -73,7 +73,8 @@ type rotation struct{ o Options }
 
 // New makes the engine, for Runtime.Register, which refuses it where something required is missing.
 func New(o Options) engine.Definition {
-	d := engine.Definition{Name: Name, MaxRetryAttempts: 3, Every: o.Every}
+	d := engine.Defaults(Name)
+	d.Every = o.Every
 	if o.Store == nil || o.Queue == nil || o.NotifyChannel != "" && o.Forward == nil {
 		return d
 	}

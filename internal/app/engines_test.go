@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -322,4 +323,44 @@ func TestEngineWhoseNameIsTaken(t *testing.T) {
 	second := start(t, cfg)
 	second.do("GET", "/readyz", "").want(200)
 	second.stage()
+}
+
+// RFC-72's engines that live elsewhere begin with what the RFC says of each.
+func TestEnginesHaveTheirDefaults(t *testing.T) {
+	t.Parallel()
+	type executed struct {
+		Executed *struct {
+			MaxRetryAttempts int
+			RegistryLock     bool
+		}
+	}
+	for context, settings := range map[string]string{
+		"publisher":   `{"tls":{"endpoint":"http://127.0.0.1:1"},"spn":{"endpoint":"http://127.0.0.1:1","maxRetryAttempts":0},"provisioning":{"endpoint":"http://127.0.0.1:1"}}`,
+		"managed-app": `{"update":{"endpoint":"http://127.0.0.1:1"}}`,
+	} {
+		cfg := testConfig(storagetest.DSN(t))
+		cfg.EngineContext, cfg.Engines = context, settings
+		var list struct {
+			Data struct {
+				Items []struct {
+					Engine string
+					executed
+				}
+			}
+		}
+		start(t, cfg).admin("GET", "/api/engines", "").want(200).into(&list)
+		got := map[string]string{}
+		for _, e := range list.Data.Items {
+			if e.Executed != nil {
+				got[e.Engine] = fmt.Sprint(e.Executed.MaxRetryAttempts, e.Executed.RegistryLock)
+			}
+		}
+		want := map[string]map[string]string{
+			"publisher":   {"alerts": "5 false", "hmac": "3 false", "provisioning": "5 false", "spn": "0 false", "tls": "3 false"},
+			"managed-app": {"alerts": "5 false", "health": "5 true", "update": "5 true"},
+		}[context]
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", context, got, want)
+		}
+	}
 }

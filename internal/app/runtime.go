@@ -116,7 +116,7 @@ func remote(name string, s engine.Setting, client *http.Client) (engine.Definiti
 	if err != nil {
 		return engine.Definition{}, fmt.Errorf("engine %q: %w", name, err)
 	}
-	return at.Define(s.Apply(engine.Definition{Name: name}))
+	return at.Define(s.Apply(engine.Defaults(name)))
 }
 
 // join makes the queues of engines that the settings name, or whose channel is there already. The others' are made when
