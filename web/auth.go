@@ -123,6 +123,23 @@ func (s *Server) channelOf(r *http.Request) (*storage.Catalog, *storage.Channel,
 	return cat, ch, nil
 }
 
+// producerOf finds the producer that the path names.
+func (s *Server) producerOf(r *http.Request) (*storage.Producer, error) {
+	id, err := pathID(r, "producerId")
+	if err != nil {
+		return nil, err
+	}
+	cat, err := s.o.Store.Catalog(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	p, ok := cat.Producer(id)
+	if !ok {
+		return nil, notFound("there is no such producer")
+	}
+	return p, nil
+}
+
 func errNoChannel() error { return notFound("there is no such channel") }
 
 // consumerRef is the consumer that a path names, with what it belongs to.

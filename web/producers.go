@@ -46,17 +46,9 @@ func catalogPage[T any](r *http.Request, page []T, keyOf func(T) uint32, urlOf f
 }
 
 func (s *Server) getProducer(w http.ResponseWriter, r *http.Request) error {
-	id, err := pathID(r, "producerId")
+	p, err := s.producerOf(r)
 	if err != nil {
 		return err
-	}
-	cat, err := s.o.Store.Catalog(r.Context())
-	if err != nil {
-		return err
-	}
-	p, ok := cat.Producer(id)
-	if !ok {
-		return notFound("there is no such producer")
 	}
 	return writeProducer(w, p, "")
 }

@@ -93,17 +93,9 @@ func (s *Server) consumerSecret(w http.ResponseWriter, r *http.Request) error {
 
 // producerSecret shows a producer the secret that it has to sign with.
 func (s *Server) producerSecret(w http.ResponseWriter, r *http.Request) error {
-	id, err := pathID(r, "producerId")
+	p, err := s.producerOf(r)
 	if err != nil {
 		return err
-	}
-	cat, err := s.o.Store.Catalog(r.Context())
-	if err != nil {
-		return err
-	}
-	p, ok := cat.Producer(id)
-	if !ok {
-		return notFound("there is no such producer")
 	}
 	if !p.TokenMatches(r.Header.Get(headerProducerToken)) {
 		return forbidden("the producer token does not match")
