@@ -46,6 +46,7 @@ func New(o Options) (*Broker, error) {
 	b.finisher = newFinisher(o, m)
 	b.dispatcher = newDispatcher(o, m, b.finisher)
 	b.finisher.retriesIn = b.dispatcher.expect
+	o.Store.TakeTurns(b.dispatcher.retryNear)
 	b.acceptor = newAcceptor(o, m, b.dispatcher)
 	b.sweeper = newSweeper(o, m, b.dispatcher)
 	return b, nil

@@ -162,6 +162,18 @@ func (d *dispatcher) expect(consumerKey uint32, wait time.Duration) {
 	}
 }
 
+// retryNear tells whether a consumer that keeps up with its jobs has a retry that is due, or will be shortly.
+func (d *dispatcher) retryNear() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, l := range d.lanes {
+		if l.retryNear() {
+			return true
+		}
+	}
+	return false
+}
+
 // relieve hands back jobs that have waited too long for a slot: for half of the delay that a lease has on top of the
 // delivery timeout, so that what is attempted always has nearly all of its time.
 func (d *dispatcher) relieve() {

@@ -17,6 +17,7 @@ const (
 	queueBytes = 8 << 20               // of payload, estimated
 	claimMost  = 256                   // jobs in a claim
 	dueStep    = 10 * time.Millisecond // retries that become due within it of each other are claimed together
+	dueSoon    = 50 * time.Millisecond // retries that become due within it shall find the database free
 )
 
 // lane gets one consumer's jobs done: it bounds the attempts under way, keeps the few leased jobs that wait for a
@@ -38,9 +39,12 @@ type lane struct {
 	pace     time.Duration // of an attempt, a moving average; 0: none has ended yet
 	size     int           // of a payload, a moving average
 	due      time.Time     // when to look for the next retry; zero: none is known of
+	looking  bool          // for retries that are due
 
 	// Of run alone.
 	claimSize int      // jobs in the next claim, at most
+	claimed   int      // jobs in the last
+	missed    int      // looks in a row that found a retry due, but could not claim it
 	unsettled []uint64 // tokens of claims that failed, and may have leased jobs nonetheless
 }
 
@@ -87,8 +91,10 @@ func (l *lane) signal() {
 }
 
 // expect makes the lane look for jobs when a retry becomes due, in wait.
-func (l *lane) expect(wait time.Duration) {
-	at := time.Now().Add(max(wait, dueStep))
+func (l *lane) expect(wait time.Duration) { l.lookIn(max(wait, dueStep)) }
+
+func (l *lane) lookIn(wait time.Duration) {
+	at := time.Now().Add(wait)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.due.IsZero() && !at.Before(l.due) {
@@ -223,45 +229,78 @@ func (l *lane) run(ctx context.Context) {
 			continue
 		case <-l.wakeup:
 		case <-timer.C:
-			l.forgetDue()
+			l.look()
 			ahead = true
 		}
 		if drained := l.claim(ctx); drained && ahead {
-			ahead = false
-			l.lookAhead(ctx)
+			ahead = l.lookAhead(ctx)
 		}
+		l.looked()
 		timer.Reset(l.untilDue())
 	}
 }
 
-func (l *lane) forgetDue() {
+// look notes that the retry that was expected is due, and looked the end of the look for it.
+func (l *lane) look() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.due = time.Time{}
+	l.due, l.looking = time.Time{}, true
 }
 
-// lookAhead finds out when the next retry becomes due.
-func (l *lane) lookAhead(ctx context.Context) {
+func (l *lane) looked() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.looking = false
+}
+
+// retryNear tells whether a retry is due, or will be shortly. Of a lane with a backlog it does not: its retries take their
+// share of that.
+func (l *lane) retryNear() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.backlog && (l.looking || !l.due.IsZero() && time.Until(l.due) < dueSoon)
+}
+
+// lookAhead finds out when the next retry becomes due, and tells whether that is now, so that another look is to follow.
+func (l *lane) lookAhead(ctx context.Context) (again bool) {
 	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
 	defer cancel()
-	if next, err := l.d.o.Store.NextDue(ctx, l.consumer.Load().Key); err == nil && next != nil {
-		if *next <= 0 {
-			*next = 10 * dueStep // another transaction has it just now
-		}
-		l.expect(*next) // of an error the next poll tells
+	next, err := l.d.o.Store.NextDue(ctx, l.consumer.Load().Key)
+	early := l.claimed == 0 // the look was: the database's clock is the one that counts
+	switch {
+	case err != nil, next == nil: // of an error the next poll tells
+	case !early:
+		l.expect(*next)
+	case *next > 0:
+		l.lookIn(*next)
+	case l.missed == 0:
+		l.missed++
+		l.signal()
+		return true
+	default:
+		l.lookIn(10 * dueStep) // another transaction has it just now
 	}
+	l.missed = 0
+	return false
 }
 
 // claim fills the free places with claimed jobs and tells whether that was all there were. Where there may be more,
 // the backlog mark stays, and the release, or the end of an attempt, wakes the lane again.
 func (l *lane) claim(ctx context.Context) (drained bool) {
+	endTurn := func() {}
+	if l.claimed >= largeBatch { // so will this one be
+		endTurn = l.d.o.Store.Turn(ctx)
+	}
 	places := l.reserveClaim()
 	if places == 0 {
+		endTurn()
 		return false
 	}
 	began := time.Now()
 	k := l.consumer.Load()
 	jobs, err := l.claimJobs(ctx, k, newLease(l.d.o), places)
+	endTurn()
+	l.claimed = len(jobs)
 	l.d.metrics.claimDuration.Observe(time.Since(began).Seconds())
 	if err == nil && len(jobs) == places {
 		l.mu.Lock()

@@ -164,7 +164,7 @@ func (s *Store) eachDeadBatch(ctx context.Context, consumerKey uint32, cond stri
 	for {
 		var batch []deadRow
 		var moved int64
-		err := s.inTx(ctx, func(tx *sql.Tx) (err error) {
+		err := s.inTurn(ctx, func(tx *sql.Tx) (err error) {
 			moved = 0 // of an attempt that was rolled back
 			args := append([]any{consumerKey, at, at, id, last.Time}, condArgs...)
 			batch, err = collect(ctx, tx, scanDeadRow, `SELECT id, statusChangedAt, dlqCounted FROM job FORCE INDEX (changed)

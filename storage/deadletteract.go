@@ -278,7 +278,7 @@ func (s *Store) ExpireDeadLetters(ctx context.Context, olderThan time.Duration, 
 
 // expireBatch is one transaction of ExpireDeadLetters, over the longest dead.
 func (s *Store) expireBatch(ctx context.Context, olderThan time.Duration, engine, by string) (read int, expired int64, err error) {
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
+	err = s.inTurn(ctx, func(tx *sql.Tx) error {
 		read, expired = 0, 0
 		var now time.Time
 		if err := tx.QueryRowContext(ctx, `SELECT NOW(6)`).Scan(&now); err != nil {

@@ -114,7 +114,7 @@ func (s *Store) resolveStray(ctx context.Context, consumerKey uint32) error {
 			return err
 		}
 		at, rowKey = rows[len(rows)-1].at, rows[len(rows)-1].rowKey
-		if err := s.inTx(ctx, func(tx *sql.Tx) error { return s.resolveStrayOf(ctx, tx, of.engine, rows) }); err != nil || len(rows) < deadBatch {
+		if err := s.inTurn(ctx, func(tx *sql.Tx) error { return s.resolveStrayOf(ctx, tx, of.engine, rows) }); err != nil || len(rows) < deadBatch {
 			return err
 		}
 	}

@@ -96,7 +96,7 @@ func (s *Store) Prune(ctx context.Context, shard uint8, msgs []PrunedMessage) er
 		ids[i] = msgs[i].Key
 	}
 	in := `(` + placeholders("?", len(ids)) + `)`
-	return s.inTx(ctx, func(tx *sql.Tx) error {
+	return s.inTurn(ctx, func(tx *sql.Tx) error {
 		counts := tallies{}
 		type ref struct {
 			id       ID

@@ -23,7 +23,7 @@ func (s *Store) RemoveJobs(ctx context.Context, limit int) (removed int64, more 
 }
 
 func (s *Store) removeJobsOf(ctx context.Context, consumer uint32, limit int) (removed int64, err error) {
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
+	err = s.inTurn(ctx, func(tx *sql.Tx) error {
 		rows, err := collect(ctx, tx, func(rows *sql.Rows) (r removedRow, err error) { return r, rows.Scan(&r.id, &r.at, &r.status) },
 			`SELECT id, statusChangedAt, status FROM job WHERE consumerId = ? ORDER BY status, dueAt, precedence, id LIMIT ? FOR UPDATE SKIP LOCKED`, consumer, limit)
 		if err != nil {

@@ -24,7 +24,7 @@ func (s *Store) PruneDeadLetters(ctx context.Context, olderThan time.Duration, l
 			WHERE PartitionKey = ? AND Status = 'Expired' AND LastFailureAtUtc < NOW(6) - INTERVAL ? MICROSECOND ORDER BY LastFailureAtUtc, RowKey LIMIT ?)`)
 		args = append(args, e, micros(olderThan), limit)
 	}
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
+	err = s.inTurn(ctx, func(tx *sql.Tx) error {
 		n = 0
 		old, err := collect(ctx, tx, scanLetterRef, strings.Join(probes, ` UNION ALL `)+` LIMIT ?`, append(args, limit)...)
 		if more = len(old) == limit; err != nil || len(old) == 0 {

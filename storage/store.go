@@ -47,6 +47,7 @@ type Store struct {
 	catalog   atomicCatalog
 
 	tables engineTables
+	turns  turns
 }
 
 // Open prepares the pool. It does not connect: a database that is down shows in the first call, and Ping tells.
@@ -83,7 +84,7 @@ func Open(o Options) (*Store, error) {
 	db.SetMaxOpenConns(o.MaxOpenConns)
 	db.SetMaxIdleConns(o.MaxOpenConns)
 	db.SetConnMaxIdleTime(sessionIdle / 2)
-	return &Store{db: db, log: o.Log, sealKeys: o.SealKeys, tables: tables}, nil
+	return &Store{db: db, log: o.Log, sealKeys: o.SealKeys, tables: tables, turns: turns{taken: make(chan struct{}, 1)}}, nil
 }
 
 // Config reads a DSN and sets what Redrive needs of a connection.

@@ -133,7 +133,7 @@ func (s *Store) CountBatch(ctx context.Context, limit int) (Folded, error) {
 
 // fold flips rows of one consumer and moves its count by the rows flipped, in one transaction.
 func (s *Store) fold(ctx context.Context, consumer uint32, up, down []ID) (counted, undone int64, err error) {
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
+	err = s.inTurn(ctx, func(tx *sql.Tx) error {
 		var err error
 		if counted, err = flip(ctx, tx, `UPDATE job SET dlqCounted = 1 WHERE status = 1004 AND dlqCounted = 0 AND id IN (`, up); err != nil {
 			return err
