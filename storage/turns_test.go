@@ -33,8 +33,7 @@ func TestTurns(t *testing.T) {
 			defer s.Turn(t.Context())()
 			ended <- time.Since(began)
 		}()
-		time.Sleep(100 * time.Millisecond)
-		end()
+		time.AfterFunc(100*time.Millisecond, end)
 		if at := <-ended; at != 100*time.Millisecond {
 			t.Errorf("the second went on after %v", at)
 		}
