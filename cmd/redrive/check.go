@@ -5,16 +5,19 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/redrive-mq/redrive/internal/app"
 )
 
 type checkCmd struct {
 	Ready  checkReadyCmd  `cmd:"" help:"Ask an instance whether it takes traffic. Exit status 0: it does. For health checks of containers."`
-	Config checkConfigCmd `cmd:"" help:"Check the settings as serve would, and show them without secrets."`
+	Config checkConfigCmd `cmd:"" help:"Check the settings and the seed file as serve does before it opens anything, and show the settings without secrets."`
 }
 
 type checkReadyCmd struct {
@@ -68,8 +71,11 @@ type checkConfigCmd struct {
 
 // Run implements the command.
 func (c *checkConfigCmd) Run(p process) error {
-	if err := c.Check(); err != nil {
+	if _, err := app.New(app.Options{Config: c.Config, Log: slog.New(slog.DiscardHandler)}); err != nil {
 		return err
+	}
+	for _, name := range unknownVariables(&c.Config, p.environ) {
+		fmt.Fprintf(p.err, "%s is no setting; is its name right?\n", name)
 	}
 	table := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 	for _, s := range c.Settings() {

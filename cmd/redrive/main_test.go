@@ -39,7 +39,11 @@ type result struct {
 func redrive(t *testing.T, env map[string]string, args ...string) result {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	code := run(t.Context(), args, process{out: &out, err: &errOut, lookupEnv: func(name string) (string, bool) {
+	var environ []string
+	for name, value := range env {
+		environ = append(environ, name+"="+value)
+	}
+	code := run(t.Context(), args, process{out: &out, err: &errOut, environ: environ, lookupEnv: func(name string) (string, bool) {
 		value, ok := env[name]
 		return value, ok
 	}})
@@ -164,6 +168,28 @@ engine-tables-config: {dlqTableName: deadLetters, retentionDays: 7}
 		if values[name] != want {
 			t.Errorf("%s is %q, not %q", name, values[name], want)
 		}
+	}
+}
+
+// What serve would refuse or warn of before it opens anything, a check of the settings finds, too.
+func TestCheckConfig(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	check := func(seed string, env map[string]string) result {
+		t.Helper()
+		path := filepath.Join(dir, "seed.yaml")
+		if err := os.WriteFile(path, []byte(seed), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		env["REDRIVE_ADMIN_TOKEN"], env["REDRIVE_SEED_FILE"] = "long-enough", path
+		return redrive(t, env, "check", "config")
+	}
+	if got := check("consumers: [{id: erp}]", map[string]string{}); got.code != exitUsage || !strings.Contains(got.err, "REDRIVE_SEED_FILE") || got.out != "" {
+		t.Errorf("a wrong seed file: exit status %d, %q", got.code, got.err)
+	}
+	got := check("channels: [{id: orders}]", map[string]string{"REDRIVE_BROKER_MAX_RETRIES": "3"})
+	if got.code != exitOK || !strings.Contains(got.err, "REDRIVE_BROKER_MAX_RETRIES is no setting") || !strings.Contains(got.out, "REDRIVE_SEED_FILE") {
+		t.Errorf("a misspelt variable: exit status %d, %q", got.code, got.err)
 	}
 }
 

@@ -16,7 +16,7 @@ func (d *Demo) banner() error {
 	table := tabwriter.NewWriter(d.o.Out, 0, 0, 3, ' ', 0)
 	row := func(cells ...string) { fmt.Fprintln(table, "  "+strings.Join(cells, "\t")) }
 	fmt.Fprintf(table, "\nRedrive runs. Ctrl-C stops it; its data stays in %s.\n\n", d.o.Data)
-	row("API", d.o.URL+"/", "described at "+d.o.URL+"/openapi.yaml")
+	row("API", d.o.URL+"/openapi.yaml", "all of it")
 	row("dead letters", d.o.URL+"/dlq-status", "exact, at any instant")
 	row("all jobs", d.o.URL+"/job-status")
 	row("metrics", d.o.URL+"/metrics", "dead_job_count{channel,consumer}")
@@ -101,15 +101,14 @@ func (d *Demo) tell(ctx context.Context, news string) error {
 	if strings.HasPrefix(requeue, "/") {
 		requeue = d.o.URL + requeue
 	}
-	job := strings.TrimSuffix(requeue, "/requeue-dead-job")
 
 	var out strings.Builder
 	fmt.Fprintf(&out, "\n%s Worth trying, in another terminal:\n", news)
 	for _, try := range []struct{ what, line string }{
 		{"How many are dead, for each consumer", "curl -s " + d.o.URL + "/dlq-status"},
-		{"Look at one dead letter of " + ailing.id, curl("", ailing, job)},
+		{"Which of " + ailing.id + " they are, and why each died", "curl -s '" + d.o.URL + "/api/dlq?engine=delivery&status=Pending&limit=3&instanceId=" + ailing.id + "'"},
 		{"Heal " + ailing.id, "curl -s -X POST " + d.url + "/heal"},
-		{"Requeue that dead letter: it is delivered at once if " + ailing.id + " is healed", curl("-X POST ", ailing, requeue)},
+		{"Requeue one of them: it is delivered at once if " + ailing.id + " is healed", curl("-X POST ", ailing, requeue)},
 		{"Purge all dead letters of " + failing.id, curl("-X DELETE ", failing, d.o.URL+failing.path()+"/dlq")},
 	} {
 		fmt.Fprintf(&out, "\n# %s\n%s\n", try.what, try.line)
