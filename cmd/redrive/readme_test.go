@@ -4,9 +4,45 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/redrive-mq/redrive/internal/app"
 )
+
+// Each setting that a document names is one.
+func TestDocumentsNameSettings(t *testing.T) {
+	t.Parallel()
+	known := map[string]bool{
+		"REDRIVE_TEST_DSN":      true, // of make test
+		app.EnvName(configFlag): true,
+	}
+	for _, s := range (&app.Config{}).Settings() {
+		known[s.Env] = true
+	}
+	documents, err := filepath.Glob("../../docs/decisions/*.md")
+	if err != nil || len(documents) == 0 {
+		t.Fatalf("%d decisions: %v", len(documents), err)
+	}
+	named := 0
+	for _, path := range append(documents, "../../README.md", "../../CHANGELOG.md", "../../docs/architecture.md", "../../docs/openapi.yaml") {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range regexp.MustCompile(`\bREDRIVE_[A-Z_]+`).FindAllString(string(text), -1) {
+			named++
+			if !known[name] {
+				t.Errorf("%s: %s is no setting", path, name)
+			}
+		}
+	}
+	if named == 0 {
+		t.Error("no document names any")
+	}
+}
 
 // nagiosCheck is the check that the README gives.
 func nagiosCheck(t *testing.T) string {

@@ -16,7 +16,7 @@ func (d *Demo) banner() error {
 	table := tabwriter.NewWriter(d.o.Out, 0, 0, 3, ' ', 0)
 	row := func(cells ...string) { fmt.Fprintln(table, "  "+strings.Join(cells, "\t")) }
 	fmt.Fprintf(table, "\nRedrive runs. Ctrl-C stops it; its data stays in %s.\n\n", d.o.Data)
-	row("API", d.o.URL+"/openapi.yaml", "all of it")
+	row("API", d.o.URL+"/", "described at "+d.o.URL+"/openapi.yaml")
 	row("dead letters", d.o.URL+"/dlq-status", "exact, at any instant")
 	row("all jobs", d.o.URL+"/job-status")
 	row("metrics", d.o.URL+"/metrics", "dead_job_count{channel,consumer}")
