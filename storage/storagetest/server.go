@@ -127,7 +127,7 @@ func startPrivate(ctx context.Context, flags []string) (*privatedb.Server, func(
 		return nil, nil, err
 	}
 	server, err := privatedb.Start(ctx, privatedb.Options{
-		Dir: dir, Ephemeral: true, TemplateDir: filepath.Join(base, "template"), Settings: flags,
+		Dir: dir, Ephemeral: true, NoContainer: true, TemplateDir: filepath.Join(base, "template"), Settings: flags,
 	})
 	if err != nil {
 		return nil, nil, errors.Join(err, os.RemoveAll(dir))
