@@ -33,18 +33,17 @@ func engineAnswers(ctx context.Context) (answers bool) {
 	return err == nil && provider.Health(ctx) == nil
 }
 
-// container is MySQL in a container. It is reached by a network of the driver's that bears its name: the engine gives it
-// another port at each start, and its DSN must stay.
+// container is MySQL in a container.
 type container struct {
 	*containermysql.MySQLContainer
-	network string
 	address atomic.Pointer[string]
+	network string // of the driver's, in this process alone, once stays was called; else empty
 }
 
 var containers atomic.Int64
 
 func startContainer(ctx context.Context, flags ...string) (_ *container, err error) {
-	c := &container{network: fmt.Sprintf("container%d", containers.Add(1))}
+	c := &container{}
 	c.MySQLContainer, err = containermysql.Run(ctx, image,
 		containermysql.WithUsername("root"), containermysql.WithPassword(rootPassword),
 		testcontainers.WithCmdArgs(append([]string{"--skip-log-bin", "--max-connections=500"}, flags...)...))
@@ -55,10 +54,15 @@ func startContainer(ctx context.Context, flags ...string) (_ *container, err err
 		_ = c.remove()
 		return nil, fmt.Errorf("starting %s for the tests: %w", image, err)
 	}
+	return c, nil
+}
+
+// stays makes the DSN stay over restarts: the engine gives the server another port at each start.
+func (c *container) stays() {
+	c.network = fmt.Sprintf("container%d", containers.Add(1))
 	mysql.RegisterDialContext(c.network, func(ctx context.Context, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", *c.address.Load())
 	})
-	return c, nil
 }
 
 // find learns where the server is reached.
@@ -73,7 +77,10 @@ func (c *container) find(ctx context.Context) error {
 // DSN is as of privatedb.Server.
 func (c *container) DSN(database string) string {
 	cfg := mysql.NewConfig()
-	cfg.User, cfg.Passwd, cfg.Net, cfg.Addr, cfg.DBName = "root", rootPassword, c.network, "mysql", database
+	cfg.User, cfg.Passwd, cfg.Net, cfg.Addr, cfg.DBName = "root", rootPassword, "tcp", *c.address.Load(), database
+	if c.network != "" {
+		cfg.Net, cfg.Addr = c.network, "mysql"
+	}
 	return cfg.FormatDSN()
 }
 

@@ -102,6 +102,7 @@ func startOwn(ctx context.Context, flags []string) (OwnServer, func() error, err
 	if err != nil {
 		return nil, nil, err
 	}
+	container.stays()
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	shared.leaks = append(shared.leaks, goleak.IgnoreCurrent()) // see start
