@@ -76,7 +76,7 @@ func (s *Server) routes() *mux.Router {
 	}
 	m.Use(rememberRoute)
 	m.NotFoundHandler = s.answer(func(http.ResponseWriter, *http.Request) error {
-		return notFound("there is nothing at this path; /openapi.yaml says what there is")
+		return notFound("there is nothing at this path")
 	})
 	m.MethodNotAllowedHandler = s.methodNotAllowed(m)
 	return m

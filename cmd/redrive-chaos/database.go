@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -32,15 +31,7 @@ func startDatabase(ctx context.Context, cfg config, dir string) (database, error
 	if cfg.TestDB != "" {
 		return startTool(ctx, cfg.TestDB, cfg.Flavour, filepath.Join(dir, "db"))
 	}
-	// MariaDB begins with deleting every temporary table it finds in its tmpdir. In a shared one these are also those
-	// of other servers that run, whose queries then fail.
-	tmp := filepath.Join(dir, "tmp")
-	if err := os.MkdirAll(tmp, 0o700); err != nil {
-		return nil, err
-	}
-	server, err := privatedb.Start(ctx, privatedb.Options{
-		Dir: filepath.Join(dir, "db"), Flavour: cfg.Flavour, Settings: []string{"--tmpdir=" + tmp},
-	})
+	server, err := privatedb.Start(ctx, privatedb.Options{Dir: filepath.Join(dir, "db"), Flavour: cfg.Flavour})
 	if err != nil {
 		return nil, err
 	}

@@ -125,7 +125,16 @@ func whole(dir string, fill func(unfinished string) error) error {
 // root that needs no password and can log in from this machine only.
 func (s *Server) runInitialiser(ctx context.Context, data string, lock *os.File) error {
 	if s.program.flavour == MySQL {
-		return initialiser(ctx, lock, nil, s.program.path, append(s.commonFlags(data), "--initialize-insecure")...)
+		name, folder := containerName(data), filepath.Dir(data)
+		if err := s.program.end(name); err != nil { // of an owner that was killed
+			return err
+		}
+		path, args := s.program.command(name, []string{folder}, append(s.commonFlags(data), "--initialize-insecure"))
+		err := initialiser(ctx, lock, nil, path, args...)
+		if err != nil {
+			err = errors.Join(err, s.program.end(name))
+		}
+		return err
 	}
 	if script := installScript(s.program.path); script != "" {
 		return initialiser(ctx, lock, nil, script, append(s.commonFlags(data),

@@ -7,8 +7,8 @@
 // listens on a Unix socket in a folder that only this user can enter, on no port. It ends with this
 // process: in order through Stop, and on Linux also when this process is killed.
 //
-// It is not for production under load, has no replication and takes no backups; and it downloads nothing:
-// without a server program on the machine Start fails with ErrNoServer, which says how to get one.
+// It is not for production under load, has no replication and takes no backups. The server is a program of this machine, else
+// one in a container where a Docker engine answers; with neither Start fails with ErrNoServer, which says how to get one.
 package privatedb
 
 import (
@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -57,6 +58,10 @@ type Options struct {
 	// Ephemeral trades what only a crash of the whole machine can take for speed: commits reach the operating
 	// system and not the disk, so they survive Kill. For tests.
 	Ephemeral bool
+
+	// NoContainer leaves it at the server programs of this machine. Otherwise, where it has none, MySQL 8.4 runs in a container
+	// of a Docker engine that answers (Linux only), and is downloaded for it if need be.
+	NoContainer bool
 
 	// TemplateDir, unless empty, is a folder that keeps a copy of freshly initialised data for each server
 	// program. Making a new Dir is then a copy, not an initialisation of seconds. Processes may share it.
@@ -114,7 +119,7 @@ type Server struct {
 
 // Start starts a server on opts.Dir, making its data at the first start, and returns once it answers.
 //
-// Errors: ErrNoServer if the machine has no server program; *InUseError if another process uses the folder;
+// Errors: ErrNoServer if the machine has no server program, nor an engine for containers; *InUseError if another process uses the folder;
 // otherwise the text quotes the end of the server's log.
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	opts, err := opts.validated()
@@ -146,10 +151,6 @@ func (s *Server) Restart(ctx context.Context) error {
 // launch does everything from an empty or a used folder to a server that answers.
 func (s *Server) launch(ctx context.Context) (p *process, err error) {
 	begin := time.Now()
-	ctx, cancel := context.WithTimeoutCause(ctx, s.opts.StartTimeout,
-		fmt.Errorf("no answer within %s", s.opts.StartTimeout))
-	defer cancel()
-
 	if err := os.MkdirAll(s.opts.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("private database: %w", err)
 	}
@@ -163,10 +164,13 @@ func (s *Server) launch(ctx context.Context) (p *process, err error) {
 		}
 	}()
 	if s.program.path == "" {
-		if s.program, err = findProgram(ctx, searchPath(), s.opts.Dir, s.opts.Flavour); err != nil {
+		if s.program, err = s.opts.findProgram(ctx, searchPath()); err != nil {
 			return nil, err
 		}
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.opts.StartTimeout,
+		fmt.Errorf("no answer within %s", s.opts.StartTimeout))
+	defer cancel()
 	if err := s.initialise(ctx, lock); err != nil {
 		return nil, fmt.Errorf("private database: making its data in %s: %w", s.opts.Dir, err)
 	}
@@ -182,7 +186,16 @@ func (s *Server) launch(ctx context.Context) (p *process, err error) {
 	if err := clearTemp(filepath.Join(s.opts.Dir, dataName)); err != nil {
 		return nil, fmt.Errorf("private database: %w", err)
 	}
-	p, err = startProcess(s.program.path, s.flags(), filepath.Join(s.opts.Dir, "server.log"), func() {
+	name := containerName(s.opts.Dir)
+	end := func() error { return s.program.end(name) }
+	if err := end(); err != nil { // of an owner that was killed
+		return nil, fmt.Errorf("private database: %w", err)
+	}
+	cmd, err := s.program.server(name, slices.Compact([]string{s.opts.Dir, filepath.Dir(socket)}), s.flags())
+	if err != nil {
+		return nil, fmt.Errorf("private database: %w", err)
+	}
+	p, err = startProcess(cmd, filepath.Join(s.opts.Dir, "server.log"), end, func() {
 		removeSocket(s.opts.Dir, socket)
 		lock.Close()
 	}, lock)

@@ -28,12 +28,14 @@ type process struct {
 	done    chan struct{} // closed when it is gone and its lock is free
 	err     error         // why it ended by itself; read it after done
 	logPath string
-	logFrom int64 // where its part of the log begins
+	logFrom int64        // where its part of the log begins
+	end     func() error // kills what a signal to the command does not reach
 }
 
 // startProcess starts the server and the goroutine that waits for its end and then calls release. The server
-// inherits the lock, so that the folder stays locked as long as it lives, even if we are killed.
-func startProcess(path string, flags []string, logPath string, release func(), lock *os.File) (*process, error) {
+// inherits the lock, so that the folder stays locked as long as it lives, even if we are killed. End kills what a signal to the
+// command would not reach.
+func startProcess(cmd *exec.Cmd, logPath string, end func() error, release func(), lock *os.File) (*process, error) {
 	if info, err := os.Stat(logPath); err == nil && info.Size() > maxLogBytes {
 		if err := os.Rename(logPath, logPath+".old"); err != nil {
 			return nil, err
@@ -49,7 +51,7 @@ func startProcess(path string, flags []string, logPath string, release func(), l
 		return nil, err
 	}
 
-	p := &process{cmd: exec.Command(path, flags...), done: make(chan struct{}), logPath: logPath, logFrom: from}
+	p := &process{cmd: cmd, done: make(chan struct{}), logPath: logPath, logFrom: from, end: end}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.ExtraFiles = []*os.File{lock}
 	p.cmd.SysProcAttr = childAttributes()
@@ -101,6 +103,7 @@ func (p *process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
 
 func (p *process) kill() {
 	p.told.Store(true)
+	_ = p.end() // an engine that does not answer has nothing running for long
 	p.signal(syscall.SIGKILL)
 	<-p.done
 }

@@ -27,16 +27,18 @@ var usualPlaces = []string{
 	"/usr/local/opt/mariadb/bin", "/usr/local/opt/mysql/bin", "/usr/local/mysql/bin", "/opt/local/lib/mariadb/bin",
 }
 
-// program is a server program on this machine.
+// program is a server program on this machine, or one of an image.
 type program struct {
-	path    string
+	path    string // of the container engine's command where there is an image
+	image   string // empty: a program of this machine
 	flavour string
 	version string // its answer to --version
 }
 
 // findProgram finds the server program for dir: of the flavour that its data was made by, which must be the
-// one wanted, if one is wanted.
-func findProgram(ctx context.Context, folders []string, dir, wanted string) (program, error) {
+// one wanted, if one is wanted. Where this machine has none, it is one in a container, unless that is not wanted.
+func (o Options) findProgram(ctx context.Context, folders []string) (program, error) {
+	dir, wanted := o.Dir, o.Flavour
 	made, err := os.ReadFile(filepath.Join(dir, dataName, flavourName))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return program{}, fmt.Errorf("private database: %w", err)
@@ -50,6 +52,11 @@ func findProgram(ctx context.Context, folders []string, dir, wanted string) (pro
 	for _, p := range programs(ctx, folders) {
 		if wanted == "" || wanted == p.flavour {
 			return p, nil
+		}
+	}
+	if !o.NoContainer && wanted != MariaDB {
+		if p, err := containerProgram(ctx, folders, o.Log); !errors.Is(err, ErrNoServer) {
+			return p, err
 		}
 	}
 	if wanted != "" {

@@ -13,7 +13,6 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/redrive-mq/redrive/migration"
-	"github.com/redrive-mq/redrive/storage/privatedb"
 )
 
 const createDatabase = "CREATE DATABASE %s DEFAULT CHARACTER SET utf8mb4"
@@ -166,8 +165,8 @@ func (s *dbServer) dropOrphans(ctx context.Context) error {
 }
 
 // createOn makes a database on a server of one test, which it is no use to learn the schema of.
-func createOn(ctx context.Context, private *privatedb.Server, name string, empty bool) (*mysql.Config, error) {
-	server, err := newServer(private.DSN(""))
+func createOn(ctx context.Context, own OwnServer, name string, empty bool) (*mysql.Config, error) {
+	server, err := newServer(own.DSN(""))
 	if err != nil {
 		return nil, err
 	}

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/testcontainers/testcontainers-go"
-	containermysql "github.com/testcontainers/testcontainers-go/modules/mysql"
 	"go.uber.org/goleak"
 
 	"github.com/redrive-mq/redrive/storage/privatedb"
@@ -19,10 +17,8 @@ import (
 
 const (
 	dsnVariable = "REDRIVE_TEST_DSN"
-	image       = "mysql:8.4"
 	// leftoverAge is when a private server's folder that no server uses is from a run that was killed.
 	leftoverAge = 10 * time.Minute
-	stopTimeout = 30 * time.Second
 )
 
 var errNoDatabase = errors.New("tests need a real database: set " + dsnVariable +
@@ -72,7 +68,14 @@ func (s *sharedServer) start(ctx context.Context) (err error) {
 	if !engineAnswers(ctx) {
 		return errNoDatabase
 	}
-	return s.startContainer(ctx)
+	container, err := startContainer(ctx, "--innodb-flush-log-at-trx-commit=2")
+	if err != nil {
+		return err
+	}
+	s.stops = container.remove
+	s.leaks = append(s.leaks, goleak.IgnoreCurrent()) // the watcher that removes it should this process be killed
+	s.server, err = newServer(container.DSN(""))
+	return err
 }
 
 // stop takes the server away if it was started here. It returns the goroutines that may be left.
@@ -87,6 +90,23 @@ func (s *sharedServer) stop() ([]goleak.Option, error) {
 		err = errors.Join(err, s.stops())
 	}
 	return s.leaks, err
+}
+
+// startOwn starts a server of a test's own; the function that it returns ends it and removes its data.
+func startOwn(ctx context.Context, flags []string) (OwnServer, func() error, error) {
+	private, remove, err := startPrivate(ctx, flags)
+	if !errors.Is(err, privatedb.ErrNoServer) || !engineAnswers(ctx) {
+		return private, remove, err
+	}
+	container, err := startContainer(ctx, flags...)
+	if err != nil {
+		return nil, nil, err
+	}
+	container.stays()
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	shared.leaks = append(shared.leaks, goleak.IgnoreCurrent()) // see start
+	return container, container.remove, nil
 }
 
 // startPrivate starts a private server; the function that it returns ends it and removes its data.
@@ -108,7 +128,7 @@ func startPrivate(ctx context.Context, flags []string) (*privatedb.Server, func(
 		return nil, nil, err
 	}
 	server, err := privatedb.Start(ctx, privatedb.Options{
-		Dir: dir, Ephemeral: true, TemplateDir: filepath.Join(base, "template"), Settings: flags,
+		Dir: dir, Ephemeral: true, NoContainer: true, TemplateDir: filepath.Join(base, "template"), Settings: flags,
 	})
 	if err != nil {
 		return nil, nil, errors.Join(err, os.RemoveAll(dir))
@@ -118,39 +138,6 @@ func startPrivate(ctx context.Context, flags []string) (*privatedb.Server, func(
 		server.Kill() // nobody wants its data
 		return errors.Join(diedBy, os.RemoveAll(dir))
 	}, nil
-}
-
-// engineAnswers tells whether containers can be started here.
-func engineAnswers(ctx context.Context) (answers bool) {
-	defer func() {
-		if recover() != nil { // testcontainers panics on some configurations that it cannot read
-			answers = false
-		}
-	}()
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	provider, err := testcontainers.NewDockerProvider()
-	return err == nil && provider.Health(ctx) == nil
-}
-
-func (s *sharedServer) startContainer(ctx context.Context) error {
-	container, err := containermysql.Run(ctx, image,
-		containermysql.WithUsername("root"), containermysql.WithPassword("redrive"),
-		testcontainers.WithCmdArgs("--skip-log-bin", "--innodb-flush-log-at-trx-commit=2", "--max-connections=500"))
-	s.stops = func() error {
-		return testcontainers.TerminateContainer(container, testcontainers.StopTimeout(stopTimeout))
-	}
-	if err != nil {
-		return fmt.Errorf("starting %s for the tests: %w", image, err)
-	}
-	dsn, err := container.ConnectionString(ctx)
-	if err != nil {
-		return fmt.Errorf("starting %s for the tests: %w", image, err)
-	}
-	// The watcher that removes the container should this process be killed lives until its end.
-	s.leaks = append(s.leaks, goleak.IgnoreCurrent())
-	s.server, err = newServer(dsn)
-	return err
 }
 
 // Main runs the tests of a package, stops the server, and ends the process: with a failure too when goroutines

@@ -21,8 +21,6 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
-
-	"github.com/redrive-mq/redrive/storage/privatedb"
 )
 
 const (
@@ -40,14 +38,14 @@ type Option func(*settings)
 
 type settings struct {
 	empty  bool
-	server *privatedb.Server
+	server OwnServer
 }
 
 // Empty leaves the database without a schema.
 func Empty() Option { return func(s *settings) { s.empty = true } }
 
 // On makes the database on this server, and not on the one that tests share.
-func On(server *privatedb.Server) Option { return func(s *settings) { s.server = server } }
+func On(server OwnServer) Option { return func(s *settings) { s.server = server } }
 
 // DSN creates a database for t alone, with the newest schema, and returns how go-sql-driver/mysql reaches
 // it. The database is dropped when t ends, after t's own cleanups; one that is then still locked, by a
@@ -112,11 +110,21 @@ func Config(t testing.TB, opts ...Option) *mysql.Config {
 	return cfg
 }
 
-// Server starts a private server for t alone, which t may kill, stop and restart on the same data at the
-// same DSN (see On). Killing it loses no committed transaction. It and its data go when t ends.
-func Server(t testing.TB, flags ...string) *privatedb.Server {
+// OwnServer is a database server of one test's own.
+type OwnServer interface {
+	// DSN is how go-sql-driver/mysql of this process reaches the named database, also after a restart.
+	DSN(database string) string
+	// Kill ends it at once. No committed transaction is lost.
+	Kill()
+	// Restart starts it again on the same data, and returns once it answers.
+	Restart(ctx context.Context) error
+}
+
+// Server starts a server for t alone with further flags of the server program, as "--max-connections=50": a private one,
+// else MySQL 8.4 in a container. It and its data go when t ends.
+func Server(t testing.TB, flags ...string) OwnServer {
 	t.Helper()
-	server, remove, err := startPrivate(t.Context(), flags)
+	server, remove, err := startOwn(t.Context(), flags)
 	if err != nil {
 		t.Fatalf("this test needs a server of its own: %v", err)
 	}

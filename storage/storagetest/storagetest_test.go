@@ -21,6 +21,9 @@ import (
 // leaking, in the environment of this test program, has TestLeaking leave a goroutine behind.
 const leaking = "STORAGETEST_LEAKING"
 
+// engineless, in the environment of this test program, says that no container engine is to be found.
+const engineless = "STORAGETEST_ENGINELESS"
+
 func TestMain(m *testing.M) { Main(m) }
 
 func open(t testing.TB, dsn string) *sql.DB {
@@ -216,11 +219,23 @@ func TestMainStopsTheServerAndFindsLeaks(t *testing.T) {
 	}
 }
 
-// Not parallel, as it changes the environment.
+// In a process of its own: which engine to use is found out once in each.
 func TestNoContainerEngine(t *testing.T) {
-	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-	if engineAnswers(t.Context()) {
-		t.Error("an engine answers where nobody listens")
+	t.Parallel()
+	if os.Getenv(engineless) != "" {
+		if engineAnswers(t.Context()) {
+			t.Error("an engine answers where nobody listens")
+		}
+		return
+	}
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), engineless+"=yes", "DOCKER_HOST=tcp://127.0.0.1:1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 
