@@ -2,6 +2,7 @@ package broker_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"net/http"
@@ -80,7 +81,37 @@ func TestRetriesOnScheduleThenDies(t *testing.T) {
 	}
 }
 
-// The retry schedule and the attempt limit hold while fresh jobs keep all slots busy.
+// The wait before each retry is the promised one to the microsecond, by the database's clock, as long as the list and past
+// its end, and after the last retry there is none.
+func TestScheduleIsExact(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := newSink(t, fail)
+	k := w.consumer("bad", s.URL, storage.TypePush)
+	o := w.fast()
+	o.MaxRetry, o.Backoff = 7, []time.Duration{5 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 3 * time.Minute}
+	b := w.start(o)
+	w.broadcast(b, broker.Broadcast{Body: []byte("x")})
+	for retry, want := range append(o.Backoff, 4*time.Minute, 5*time.Minute) {
+		var micros sql.NullInt64
+		eventually(t, func() bool {
+			err := w.db.QueryRowContext(w.ctx, `SELECT TIMESTAMPDIFF(MICROSECOND, statusChangedAt, dueAt) FROM job WHERE status = 1001 AND retryAttemptCount = ?`, retry+1).Scan(&micros)
+			return err == nil
+		})
+		if got := time.Duration(micros.Int64) * time.Microsecond; got != want {
+			t.Errorf("retry %d waits for %v, promised %v", retry+1, got, want)
+		}
+		if _, err := w.db.ExecContext(w.ctx, `UPDATE job SET dueAt = NOW(6)`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.waitJobs(k, storage.StatusDead, 1)
+	if got := len(s.seen()); got != 8 {
+		t.Errorf("%d attempts, want 1 and 7 retries", got)
+	}
+}
+
+// Retries come when they are due, and no more than there may be, while a backlog that came first keeps all slots busy.
 func TestScheduleHoldsUnderBacklog(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -88,41 +119,33 @@ func TestScheduleHoldsUnderBacklog(t *testing.T) {
 		if strings.HasPrefix(r.Header.Get("X-Broker-Message-ID"), "bad") {
 			return http.StatusBadGateway
 		}
-		<-time.After(2 * time.Millisecond) // a consumer's work: what keeps its slots busy
+		<-time.After(5 * time.Millisecond) // a consumer's work: what keeps its slots busy
 		return http.StatusOK
 	})
 	k := w.consumer("busy", s.URL, storage.TypePush)
+	const backlog = 4000 // of 10 s and more, for two slots
+	for range backlog / 500 {
+		w.queue(k, 500)
+	}
 	o := w.fast()
 	o.Concurrency = 2
 	b := w.start(o)
-	stop := make(chan struct{})
-	var loaders sync.WaitGroup
-	for range 4 {
-		loaders.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					if _, err := b.Accept(w.ctx, broker.Broadcast{Channel: w.channel, Producer: w.producer, ContentType: "text/plain"}); err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			}
-		})
-	}
 	for i := range 3 {
-		w.broadcast(b, broker.Broadcast{MessageID: fmt.Sprintf("bad-%d", i)})
+		// The first attempt shall not wait for the backlog; from then on priority is none of a retry's merits.
+		w.broadcast(b, broker.Broadcast{MessageID: fmt.Sprintf("bad-%d", i), Priority: 9})
 	}
 	w.waitJobs(k, storage.StatusDead, 3)
-	close(stop)
-	loaders.Wait()
+	if left := w.jobs(k)[storage.StatusQueued]; left == 0 {
+		t.Error("the retries came after all of the backlog")
+	}
 	attempts := map[string][]time.Time{}
 	for _, r := range s.seen() {
 		if strings.HasPrefix(r.messageID, "bad") {
 			attempts[r.messageID] = append(attempts[r.messageID], r.at)
 		}
+	}
+	if len(attempts) != 3 {
+		t.Errorf("attempts of %d messages", len(attempts))
 	}
 	for id, at := range attempts {
 		if len(at) != 3 {
@@ -134,6 +157,25 @@ func TestScheduleHoldsUnderBacklog(t *testing.T) {
 				t.Errorf("%s: retry %d came after %v, promised %v", id, i+1, gap, wait)
 			}
 		}
+	}
+}
+
+// A channel without consumers takes messages in; who comes later gets what comes later.
+func TestChannelWithoutConsumers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := w.start(w.fast())
+	w.broadcast(b, broker.Broadcast{MessageID: "to nobody"})
+	m, jobs, err := w.store.Message(w.ctx, w.channel.Key, "to nobody")
+	if err != nil || m.DispatchedAt == nil || len(jobs) != 0 {
+		t.Errorf("%+v, %d jobs, %v", m, len(jobs), err)
+	}
+	s := newSink(t, ok)
+	k := w.consumer("late", s.URL, storage.TypePush)
+	w.broadcast(b, broker.Broadcast{MessageID: "to it"})
+	w.waitJobs(k, storage.StatusDelivered, 1)
+	if got := s.seen(); len(got) != 1 || got[0].messageID != "to it" {
+		t.Errorf("it got %v", got)
 	}
 }
 

@@ -268,13 +268,17 @@ func TestTimeout(t *testing.T) {
 func TestRegistry(t *testing.T) {
 	t.Parallel()
 	type state struct{ Runs, Ended int }
+	const timeout = time.Minute
 	var w world
 	w = newWorld(t, storagetest.DSN(t), engine.Definition{
-		Name: "spn", Registry: true,
+		Name: "spn", Registry: true, Timeout: timeout,
 		Steps: map[string]engine.Step{"look": func(ctx context.Context, call engine.Call) (any, error) {
 			reg, err := w.store.Registry(ctx, "i")
 			if err != nil || reg.LockJobID != call.Instance.ExecutionID || reg.LockUntil == nil {
 				return nil, fmt.Errorf("the registry is %+v, %w", reg, err)
+			}
+			if reg.LockDuration <= timeout {
+				return nil, fmt.Errorf("the lock ends after %v, and the run may go on for %v", reg.LockDuration, timeout)
 			}
 			return nil, nil
 		}},

@@ -1,7 +1,6 @@
 package web
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"math"
@@ -148,8 +147,7 @@ func parseJobUpdate(body []byte) (u jobUpdate, err error) {
 		NextState          string
 		IncrementalTimeout int64
 	}
-	dec := json.NewDecoder(bytes.NewReader(body))
-	if err := dec.Decode(&in); err != nil || dec.More() {
+	if err := json.Unmarshal(body, &in); err != nil {
 		return u, badRequest("the body is not a JSON object with NextState and, if wanted, IncrementalTimeout in whole seconds")
 	}
 	var ok bool

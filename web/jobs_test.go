@@ -93,7 +93,7 @@ func TestPullConsumersTakeAndReportJobs(t *testing.T) {
 	}
 	for _, body := range []string{
 		"", "x", "[]", `"INFLIGHT"`, `{}`, `{"NextState":"SHELVED"}`, `{"NextState":"inflight"}`, `{"NextState":1002}`,
-		`{"NextState":"DELIVERED"}`, `{"NextState":"DEAD"}`, `{"NextState":"INFLIGHT"}{}`,
+		`{"NextState":"DELIVERED"}`, `{"NextState":"DEAD"}`, `{"NextState":"INFLIGHT"}{}`, `{"NextState":"INFLIGHT"}}`, `{"NextState":"INFLIGHT"}]`,
 		`{"NextState":"QUEUED","IncrementalTimeout":5}`, `{"NextState":"INFLIGHT","IncrementalTimeout":-1}`,
 		`{"NextState":"INFLIGHT","IncrementalTimeout":1.5}`, `{"NextState":"INFLIGHT","IncrementalTimeout":"5"}`,
 		`{"NextState":"INFLIGHT","IncrementalTimeout":4294967296}`,

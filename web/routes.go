@@ -2,6 +2,8 @@ package web
 
 import (
 	"net/http"
+	"net/url"
+	"strings"
 
 	"github.com/gorilla/mux"
 
@@ -11,9 +13,12 @@ import (
 // handler answers a request or says why not.
 type handler func(w http.ResponseWriter, r *http.Request) error
 
-// routes is the whole API. Paths are matched in their encoded form, so that an id may hold any character.
+// newRouter matches paths in their encoded form, so that an id may hold any character, and as they are sent: see tidy.
+func newRouter() *mux.Router { return mux.NewRouter().UseEncodedPath().SkipClean(true) }
+
+// routes is the whole API.
 func (s *Server) routes() *mux.Router {
-	m := mux.NewRouter().UseEncodedPath()
+	m := newRouter()
 	const (
 		channel  = "/channel/{channelId}"
 		consumer = channel + "/consumer/{consumerId}"
@@ -75,11 +80,46 @@ func (s *Server) routes() *mux.Router {
 		m.Handle("/metrics", s.o.Metrics).Methods(http.MethodGet, http.MethodHead)
 	}
 	m.Use(rememberRoute)
-	m.NotFoundHandler = s.answer(func(http.ResponseWriter, *http.Request) error {
+	m.NotFoundHandler = s.answer(func(w http.ResponseWriter, r *http.Request) error {
+		if to := tidy(m, r); to != "" {
+			return redirect(w, r, to)
+		}
 		return notFound("there is nothing at this path")
 	})
 	m.MethodNotAllowedHandler = s.methodNotAllowed(m)
 	return m
+}
+
+// tidy is the path of r without further slashes at its ends, where that has something and the path as it was sent has not:
+// clients join a base URL that ends with a slash and a path that begins with one. Empty: there is none.
+func tidy(m *mux.Router, r *http.Request) string {
+	sent := r.URL.EscapedPath()
+	clean := "/" + strings.Trim(sent, "/")
+	u, err := url.ParseRequestURI(clean)
+	if err != nil || clean == sent {
+		return ""
+	}
+	at := *r
+	at.URL = u
+	if len(allowed(m, &at)) == 0 {
+		return ""
+	}
+	return clean
+}
+
+// redirect sends the client to another path of ours. Whatever it sent but a GET is to be sent again as it is: a POST must
+// not become a GET on the way.
+func redirect(w http.ResponseWriter, r *http.Request, to string) error {
+	if r.URL.RawQuery != "" {
+		to += "?" + r.URL.RawQuery
+	}
+	status := http.StatusPermanentRedirect
+	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+		status = http.StatusMovedPermanently
+	}
+	w.Header().Set("Location", to)
+	w.WriteHeader(status)
+	return nil
 }
 
 // allowed finds the methods that the path of r has.

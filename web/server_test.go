@@ -121,6 +121,42 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 	}
 }
 
+// A base URL that ends with a slash leads to the path that was meant, which keeps its encoding, with method and body.
+func TestSlashesAtTheEndsOfPaths(t *testing.T) {
+	t.Parallel()
+	a := newAPI(t)
+	a.client = a.server.Client() // these paths are not in the document
+	followed := *a.client
+	a.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	a.put("/channel/a%2Fb%20c", "token=c-token")
+	for _, tt := range []struct {
+		method, path, location string
+		status                 int
+	}{
+		{"GET", "//producers", "/producers", 301},
+		{"HEAD", "///producers/", "/producers", 301},
+		{"GET", "/channel/a%2Fb%20c/messages/?status=102&next=", "/channel/a%2Fb%20c/messages?status=102&next=", 301},
+		{"PUT", "//producer/p/", "/producer/p", 308},
+		{"POST", "//channel/a%2Fb%20c/broadcast", "/channel/a%2Fb%20c/broadcast", 308},
+		{"DELETE", "//producers", "/producers", 308}, // where it is told which methods there are
+		{"GET", "//evil.example/", "", 404},
+		{"GET", "//%5Cevil.example/..", "", 404},
+		{"GET", "/channel//messages", "", 404},
+		{"GET", "/channel/c/consumer/", "", 404},
+		{"GET", "/../producers", "", 404},
+		{"GET", "/livez/../producers", "", 404},
+	} {
+		if got := a.call(tt.method, tt.path, "").want(tt.status); got.Header.Get("Location") != tt.location {
+			t.Errorf("%s %s leads to %q, want %q", tt.method, tt.path, got.Header.Get("Location"), tt.location)
+		}
+	}
+	a.client = &followed
+	a.call("POST", "//channel/a%2Fb%20c/broadcast/", "kept", ours("X-Broker-Message-ID: m")...).want(201)
+	if got := a.get("//channel/a%2Fb%20c/message/m/").want(200).json()["Payload"]; got != "kept" {
+		t.Errorf("the payload is %q", got)
+	}
+}
+
 // What goes wrong inside is logged once, under the request's id, and never shown.
 func TestFaultsAreLoggedAndNotShown(t *testing.T) {
 	t.Parallel()

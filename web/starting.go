@@ -16,7 +16,7 @@ func NewStarting(o Options) (*Server, error) {
 }
 
 func (s *Server) startingRoutes() *mux.Router {
-	m := mux.NewRouter().UseEncodedPath()
+	m := newRouter()
 	for path, handle := range map[string]handler{
 		"/livez": s.live, "/_status": s.status, "/openapi.yaml": s.openAPI,
 	} {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -320,6 +321,27 @@ func TestServeProcess(t *testing.T) {
 		}
 	case <-time.After(stopWithin):
 		t.Error("it did not stop")
+	}
+}
+
+// A taken port ends the process with status 1 and a line that names the setting and the address: it does not wait, for the
+// database or for the port, and does not go on without it.
+func TestServeOnATakenPort(t *testing.T) {
+	t.Parallel()
+	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), stopWithin)
+	defer cancel()
+	serve := exec.CommandContext(ctx, os.Args[0], "serve")
+	address := taken.Addr().String()
+	serve.Env = []string{asMain + "=1", "REDRIVE_DATABASE_DSN=u:p@tcp(127.0.0.1:1)/d", "REDRIVE_ADMIN_AUTH=open", "REDRIVE_HTTP_LISTEN=" + address}
+	out, err := serve.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != exitFailed || !strings.Contains(string(out), "REDRIVE_HTTP_LISTEN") || !strings.Contains(string(out), address) {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 
