@@ -94,7 +94,7 @@ func (i *instance) awaitReady(t *testing.T) {
 	case <-i.app.Ready():
 	case <-i.done:
 		t.Fatalf("it ended: %v", i.err)
-	case <-time.After(patience):
+	case <-time.After(3 * patience): // a private database may have to be made first
 		t.Fatal("it does not get ready")
 	}
 }

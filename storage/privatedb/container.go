@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -102,6 +103,23 @@ func (p program) run(name string, folders, rest []string) []string {
 		args = append(args, "--mount", "type=bind,source="+folder+",target="+folder)
 	}
 	return append(args, rest...)
+}
+
+// pidFile is where a server on dir writes its process id. In a container it has another than here, which is nobody's
+// business: see notePid.
+func (p program) pidFile(dir string) string {
+	if p.image != "" {
+		return filepath.Join(tempFor(filepath.Join(dir, dataName)), pidName)
+	}
+	return filepath.Join(dir, pidName)
+}
+
+// notePid writes the process id of a container's command to where a program of this machine writes its own.
+func (p program) notePid(dir string, pid int) error {
+	if p.image == "" {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(dir, pidName), []byte(strconv.Itoa(pid)+"\n"), 0o600)
 }
 
 // end removes the container of that name, with what runs in it, as kill -9 would. Where there is none, and for a program

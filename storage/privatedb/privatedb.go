@@ -197,12 +197,13 @@ func (s *Server) launch(ctx context.Context) (p *process, err error) {
 	}
 	p, err = startProcess(cmd, filepath.Join(s.opts.Dir, "server.log"), end, func() {
 		removeSocket(s.opts.Dir, socket)
+		_ = os.Remove(filepath.Join(s.opts.Dir, pidName)) // one that was killed leaves it
 		lock.Close()
 	}, lock)
 	if err != nil {
 		return nil, fmt.Errorf("private database: %w", err)
 	}
-	if err := s.awaitReady(ctx, p); err != nil {
+	if err := errors.Join(s.program.notePid(s.opts.Dir, p.pid()), s.awaitReady(ctx, p)); err != nil {
 		p.kill()
 		return nil, fmt.Errorf("private database: %s in %s did not start: %w\n%s", s.program.path, s.opts.Dir, err, p.logTail())
 	}

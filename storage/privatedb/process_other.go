@@ -18,7 +18,7 @@ func childAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgi
 // Call it only while dir is locked and its owner is gone: then the server holds the lock, so it lives and its
 // number is still its own.
 func endOrphan(dir string) {
-	text, err := os.ReadFile(filepath.Join(dir, "server.pid"))
+	text, err := os.ReadFile(filepath.Join(dir, pidName))
 	if err != nil {
 		return
 	}

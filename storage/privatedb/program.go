@@ -14,6 +14,9 @@ import (
 	"strings"
 )
 
+// pidName is the file in Options.Dir with the process id of the server, or of the command that runs it in a container.
+const pidName = "server.pid"
+
 // ErrNoServer says that the machine has no server program, and how to get one.
 var ErrNoServer = errors.New(`there is neither a mariadbd nor a mysqld on this machine for a private database. To get one:
   Debian, Ubuntu: apt-get install mariadb-server-core
@@ -116,7 +119,7 @@ func (s *Server) flags() []string {
 	}
 	flags := append(s.commonFlags(filepath.Join(s.opts.Dir, dataName)),
 		"--socket="+s.socket,
-		"--pid-file="+filepath.Join(s.opts.Dir, "server.pid"),
+		"--pid-file="+s.program.pidFile(s.opts.Dir),
 		"--skip-networking",
 		"--skip-name-resolve",
 		"--skip-log-bin",
