@@ -77,8 +77,9 @@ func (p program) command(name string, folders, flags []string) (path string, arg
 // served is the first process of a container with a server: it passes on the order to stop, and kills the server when its
 // input ends, which is when whoever started it is gone.
 const served = `exec 3<&0
+trap 'stop=yes; test -z "$server" || kill -TERM $server' TERM
 mysqld "$@" </dev/null 3<&- & server=$!
-trap 'kill -TERM $server' TERM
+test -z "$stop" || kill -TERM $server
 { cat <&3 >/dev/null; kill -KILL $server; } 2>/dev/null &
 wait $server; status=$?
 if [ $status -eq 143 ]; then wait $server; status=$?; fi # it was told to stop, and does
