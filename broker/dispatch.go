@@ -162,10 +162,14 @@ func (d *dispatcher) expect(consumerKey uint32, wait time.Duration) {
 	}
 }
 
-// retryNear tells whether a consumer that keeps up with its jobs has a retry that is due, or will be shortly.
+// retryNear tells whether a consumer that keeps up with its jobs has a retry that is due, or will be shortly, and that
+// will be claimed from here.
 func (d *dispatcher) retryNear() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.claiming != nil && d.claiming.Err() != nil {
+		return false
+	}
 	for _, l := range d.lanes {
 		if l.retryNear() {
 			return true

@@ -44,6 +44,7 @@ type lane struct {
 	// Of run alone.
 	claimSize int      // jobs in the next claim, at most
 	claimed   int      // jobs in the last
+	large     bool     // the last left a backlog and was large: so will the next be
 	missed    int      // looks in a row that found a retry due, but could not claim it
 	unsettled []uint64 // tokens of claims that failed, and may have leased jobs nonetheless
 }
@@ -232,10 +233,14 @@ func (l *lane) run(ctx context.Context) {
 			l.look()
 			ahead = true
 		}
+		again := false
 		if drained := l.claim(ctx); drained && ahead {
-			ahead = l.lookAhead(ctx)
+			again = l.lookAhead(ctx)
+			ahead = again
 		}
-		l.looked()
+		if !again {
+			l.looked()
+		}
 		timer.Reset(l.untilDue())
 	}
 }
@@ -288,7 +293,7 @@ func (l *lane) lookAhead(ctx context.Context) (again bool) {
 // the backlog mark stays, and the release, or the end of an attempt, wakes the lane again.
 func (l *lane) claim(ctx context.Context) (drained bool) {
 	endTurn := func() {}
-	if l.claimed >= largeBatch { // so will this one be
+	if l.large {
 		endTurn = l.d.o.Store.Turn(ctx)
 	}
 	places := l.reserveClaim()
@@ -300,7 +305,7 @@ func (l *lane) claim(ctx context.Context) (drained bool) {
 	k := l.consumer.Load()
 	jobs, err := l.claimJobs(ctx, k, newLease(l.d.o), places)
 	endTurn()
-	l.claimed = len(jobs)
+	l.claimed, l.large = len(jobs), len(jobs) == places && places >= largeBatch
 	l.d.metrics.claimDuration.Observe(time.Since(began).Seconds())
 	if err == nil && len(jobs) == places {
 		l.mu.Lock()
