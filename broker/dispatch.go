@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redrive-mq/redrive/storage"
@@ -29,6 +30,8 @@ type dispatcher struct {
 
 	mu    sync.Mutex
 	lanes map[uint32]*lane
+
+	failing atomic.Int32 // lanes whose last claim failed
 
 	claiming     context.Context // ends when claims stop
 	stopClaiming context.CancelFunc

@@ -103,6 +103,9 @@ func (f *finisher) write(shard uint8, batch []storage.Outcome) {
 		lost, took, err := f.finish(shard, batch)
 		if err == nil {
 			f.written(batch, lost, took)
+			if failed {
+				f.o.Log.Info("outcomes written after all", "outcomes", len(batch))
+			}
 			return
 		}
 		if !failed {

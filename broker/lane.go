@@ -46,6 +46,7 @@ type lane struct {
 	claimed   int      // jobs in the last
 	large     bool     // the last left a backlog and was large: so will the next be
 	missed    int      // looks in a row that found a retry due, but could not claim it
+	failing   bool     // the last failed
 	unsettled []uint64 // tokens of claims that failed, and may have leased jobs nonetheless
 }
 
@@ -218,6 +219,11 @@ func (l *lane) handBack(limit time.Duration) {
 func (l *lane) run(ctx context.Context) {
 	timer := time.NewTimer(l.untilDue())
 	defer timer.Stop()
+	defer func() {
+		if l.failing { // with its consumer gone, or the broker: nothing to tell
+			l.d.failing.Add(-1)
+		}
+	}()
 	ahead := false // to find out when the next retry becomes due, once those that are have been claimed
 	for {
 		select {
@@ -319,11 +325,12 @@ func (l *lane) claim(ctx context.Context) (drained bool) {
 	l.d.metrics.claimed.Add(float64(len(jobs)))
 	if err == nil {
 		l.claimSize = min(2*l.claimSize, claimMost)
+		l.claimsAgain()
 		return len(jobs) < places
 	}
 	l.claimSize = max(places/2, 1)
 	if ctx.Err() == nil {
-		l.d.o.Log.Warn("claim failed", "channel", k.ChannelID, "consumer", k.ID, "error", err)
+		l.claimsFail(k, err)
 		select {
 		case <-ctx.Done():
 		case <-l.ended:
@@ -332,6 +339,28 @@ func (l *lane) claim(ctx context.Context) (drained bool) {
 		}
 	}
 	return false
+}
+
+// claimsFail notes, and claimsAgain ends, that the lane's claims fail. An outage fails those of all lanes, at each try: it is
+// logged when it begins and when it is over. What the database has against one consumer's jobs is logged for each.
+func (l *lane) claimsFail(k *storage.Consumer, err error) {
+	if l.failing {
+		return
+	}
+	l.failing = true
+	if n := l.d.failing.Add(1); n == 1 || !storage.IsUnavailable(err) {
+		l.d.o.Log.Warn("cannot claim jobs", "channel", k.ChannelID, "consumer", k.ID, "error", err)
+	}
+}
+
+func (l *lane) claimsAgain() {
+	if !l.failing {
+		return
+	}
+	l.failing = false
+	if l.d.failing.Add(-1) == 0 {
+		l.d.o.Log.Info("again able to claim jobs")
+	}
 }
 
 // claimJobs claims, after it has undone the claims that failed. It does not end with ctx: a claim that is broken off may

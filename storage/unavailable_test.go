@@ -37,6 +37,8 @@ func TestIsUnavailable(t *testing.T) {
 		{number(1213), true},
 		{number(1290), true},
 		{number(1927), true},
+		{&mysql.MySQLError{Number: 1203, SQLState: [5]byte([]byte("42000"))}, true},
+		{&mysql.MySQLError{Number: 1226, SQLState: [5]byte([]byte("42000"))}, true},
 		{context.DeadlineExceeded, true},
 		{driver.ErrBadConn, true},
 		{mysql.ErrInvalidConn, true},
@@ -50,6 +52,9 @@ func TestIsUnavailable(t *testing.T) {
 		}
 		if tt.err != nil && storage.IsUnavailable(fmt.Errorf("while testing: %w", tt.err)) != tt.want {
 			t.Errorf("%v, wrapped: not %v", tt.err, tt.want)
+		}
+		if tt.want && storage.IsRejected(tt.err) {
+			t.Errorf("%v: would be the same the next time", tt.err)
 		}
 	}
 }
