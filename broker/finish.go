@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,6 +18,10 @@ const (
 	finishTimeout = 10 * time.Second // of one transaction
 	finishGrace   = 5 * time.Second  // for the last outcomes at a stop
 	finishRest    = 200 * time.Millisecond
+	// A transaction that takes longer than finishBrisk may wait for a lock that somebody else has on a job. It is broken off,
+	// and for as long as finishWary after the last such lock was met no transaction waits for any.
+	finishBrisk = 2 * time.Second
+	finishWary  = 30 * time.Second
 )
 
 // finisher writes the outcomes of attempts, many in a transaction. While the database is away it tries again; an
@@ -30,6 +35,10 @@ type finisher struct {
 	lanes    sync.WaitGroup
 	writing  context.Context // ends when even the last writes are given up
 	giveUp   context.CancelFunc
+
+	mu        sync.Mutex
+	waryUntil time.Time // while locks of somebody else on jobs are expected
+	locked    bool      // such a lock was met, and told of
 
 	// retriesIn is told, after the commit, of a consumer's job that becomes due in so long.
 	retriesIn func(consumerKey uint32, wait time.Duration)
@@ -91,22 +100,36 @@ func (f *finisher) lane(queue *outcomes, shard uint8) {
 		if batch == nil {
 			return
 		}
-		f.write(shard, batch)
+		if busy := f.write(shard, batch); len(busy) > 0 {
+			queue.again(busy)
+			if len(busy) == len(batch) {
+				f.rest()
+			}
+		}
+	}
+}
+
+func (f *finisher) rest() {
+	select {
+	case <-f.writing.Done():
+	case <-time.After(finishRest):
 	}
 }
 
 // write tries until it is done or the finisher gives up. While the database is away it goes on trying: what was
-// attempted is not attempted again as long as nobody else has the job, and the lease's token says whether somebody has.
-func (f *finisher) write(shard uint8, batch []storage.Outcome) {
+// attempted is not attempted again as long as nobody else has the job, and the lease's token says whether somebody has. It
+// returns the outcomes of jobs that somebody has locked: they are to be tried again, without holding up the others.
+func (f *finisher) write(shard uint8, batch []storage.Outcome) (busy []storage.Outcome) {
 	until := time.Now().Add(2 * f.o.lease())
 	for failed := false; ; failed = true {
-		lost, took, err := f.finish(shard, batch)
+		lost, busy, took, err := f.finish(shard, batch)
 		if err == nil {
-			f.written(batch, lost, took)
-			if failed {
-				f.o.Log.Info("outcomes written after all", "outcomes", len(batch))
+			done := without(batch, busy)
+			f.written(done, lost, took)
+			if failed && len(done) > 0 {
+				f.o.Log.Info("outcomes written after all", "outcomes", len(done))
 			}
-			return
+			return busy
 		}
 		if !failed {
 			f.o.Log.Warn("outcomes could not be written, trying again", "outcomes", len(batch), "error", err)
@@ -115,30 +138,77 @@ func (f *finisher) write(shard uint8, batch []storage.Outcome) {
 		case f.writing.Err() == nil && rejected && len(batch) > 1:
 			// One of them cannot be written: the others shall be.
 			half := len(batch) / 2
-			f.write(shard, batch[:half])
-			f.write(shard, batch[half:])
-			return
+			return append(f.write(shard, batch[:half]), f.write(shard, batch[half:])...)
 		case f.writing.Err() != nil, rejected, !storage.IsUnavailable(err) && time.Now().After(until):
 			f.metrics.unwritten.Add(float64(len(batch)))
 			f.o.Log.Error("outcomes given up: their jobs are attempted again when their leases end", "outcomes", len(batch), "error", err)
-			return
+			return nil
 		}
-		select {
-		case <-f.writing.Done():
-		case <-time.After(finishRest):
-		}
+		f.rest()
 	}
 }
 
-func (f *finisher) finish(shard uint8, batch []storage.Outcome) (lost []storage.Outcome, took time.Duration, err error) {
+func (f *finisher) finish(shard uint8, batch []storage.Outcome) (lost, busy []storage.Outcome, took time.Duration, err error) {
 	if len(batch) >= largeBatch {
 		defer f.o.Store.Turn(f.writing)()
 	}
-	ctx, cancel := context.WithTimeout(f.writing, finishTimeout)
-	defer cancel()
 	began := time.Now()
-	lost, err = f.o.Store.Finish(ctx, shard, batch)
-	return lost, time.Since(began), err
+	wary := f.wary(began)
+	timeout := finishBrisk
+	if wary {
+		timeout = finishTimeout
+	}
+	ctx, cancel := context.WithTimeout(f.writing, timeout)
+	defer cancel()
+	if wary {
+		lost, busy, err = f.o.Store.FinishFree(ctx, shard, batch)
+	} else {
+		lost, err = f.o.Store.Finish(ctx, shard, batch)
+	}
+	if took = time.Since(began); len(busy) > 0 || err != nil && took >= finishBrisk {
+		f.beWary(len(busy))
+	}
+	return lost, busy, took, err
+}
+
+// wary tells whether locks of somebody else on jobs are expected.
+func (f *finisher) wary(now time.Time) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now.Before(f.waryUntil) {
+		return true
+	}
+	if f.locked {
+		f.locked = false
+		f.o.Log.Info("no outcome waits for another transaction any more")
+	}
+	return false
+}
+
+func (f *finisher) beWary(busy int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.waryUntil = time.Now().Add(finishWary)
+	if busy > 0 && !f.locked {
+		f.locked = true
+		f.o.Log.Warn("outcomes wait: another transaction has their jobs locked", "outcomes", busy)
+	}
+}
+
+// without is the outcomes that are not among the others.
+func without(outcomes, others []storage.Outcome) []storage.Outcome {
+	if len(others) == 0 {
+		return outcomes
+	}
+	type attempt struct {
+		job   storage.ID
+		token uint64
+	}
+	among := map[attempt]bool{}
+	for _, o := range others {
+		among[attempt{o.JobID, o.Token}] = true
+	}
+	return slices.DeleteFunc(slices.Clone(outcomes), func(o storage.Outcome) bool { return among[attempt{o.JobID, o.Token}] })
 }
 
 func (f *finisher) written(batch, lost []storage.Outcome, took time.Duration) {

@@ -225,3 +225,60 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 		t.Log(log.String())
 	}
 }
+
+// Jobs of one consumer that somebody else has locked hold up nobody's outcomes but their own.
+func TestLockedJobsHoldUpNobodyElse(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	answer := make(chan struct{})
+	held := newSink(t, hang(answer))
+	free := newSink(t, ok)
+	k := w.consumer("k", held.URL, storage.TypePush)
+	o := w.fast()
+	o.DeliveryTimeout = time.Minute
+	var writes atomic.Int32
+	o.Store = w.unreliable(func(query string) error {
+		if strings.Contains(query, "SET status = 1003") {
+			writes.Add(1)
+		}
+		return nil
+	})
+	var log bytes.Buffer
+	o.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b := w.start(o)
+	w.queue(k, 2)
+	held.wait(t, 2)
+	w.waitJobs(k, storage.StatusInflight, 2)
+
+	somebody, err := w.db.BeginTx(w.ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = somebody.Rollback() }()
+	if _, err := somebody.ExecContext(w.ctx, `SELECT id FROM job WHERE consumerId = ? FOR UPDATE`, k.Key); err != nil {
+		t.Fatal(err)
+	}
+	answer <- struct{}{} // each of the two lanes that write deliveries gets one
+	eventually(t, func() bool { return writes.Load() > 0 })
+	answer <- struct{}{}
+	other := w.consumer("other", free.URL, storage.TypePush)
+	w.queue(other, 10)
+	w.waitJobs(other, storage.StatusDelivered, 10)
+	if n := w.jobs(k)[storage.StatusInflight]; n != 2 {
+		t.Errorf("%d jobs in flight under somebody's lock", n)
+	}
+
+	if err := somebody.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	w.waitJobs(k, storage.StatusDelivered, 2)
+	if n := len(held.seen()); n != 2 {
+		t.Errorf("%d attempts at 2 jobs", n)
+	}
+	if err := b.Stop(w.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(log.String(), "another transaction has their jobs locked"); n != 1 {
+		t.Errorf("told %d times of the lock:\n%s", n, log.String())
+	}
+}
