@@ -20,7 +20,7 @@ const (
 	finishRest    = 200 * time.Millisecond
 	// A transaction that takes longer than finishBrisk may wait for a lock that somebody else has on a job. It is broken off,
 	// and for as long as finishWary after the last such lock was met no transaction waits for any.
-	finishBrisk = 2 * time.Second
+	finishBrisk = 5 * time.Second
 	finishWary  = 30 * time.Second
 )
 
@@ -226,7 +226,10 @@ func (f *finisher) written(batch, lost []storage.Outcome, took time.Duration) {
 	}
 	for _, o := range lost {
 		changed[o.Verdict]--
-		f.o.Log.Warn("an attempt outlived its lease: its outcome changes nothing", "job", o.JobID.String())
+	}
+	if len(lost) > 0 {
+		f.o.Log.Warn("outcomes change nothing: their attempts outlived the leases, or a try that broke off had written them",
+			"outcomes", len(lost), "job", lost[0].JobID.String())
 	}
 	f.metrics.died.Add(float64(changed[storage.Die]))
 	for key, wait := range retries {
