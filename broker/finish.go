@@ -37,15 +37,15 @@ type finisher struct {
 	giveUp   context.CancelFunc
 
 	mu        sync.Mutex
-	waryUntil time.Time // while locks of somebody else on jobs are expected
-	locked    bool      // such a lock was met, and told of
+	waryUntil time.Time           // while locks of somebody else on jobs are expected
+	locked    map[storage.ID]bool // jobs whose outcomes wait for such a lock
 
 	// retriesIn is told, after the commit, of a consumer's job that becomes due in so long.
 	retriesIn func(consumerKey uint32, wait time.Duration)
 }
 
 func newFinisher(o Options, m *metrics) *finisher {
-	return &finisher{o: o, metrics: m, others: newOutcomes(), failures: newOutcomes(), retriesIn: func(uint32, time.Duration) {}}
+	return &finisher{o: o, metrics: m, others: newOutcomes(), failures: newOutcomes(), locked: map[storage.ID]bool{}, retriesIn: func(uint32, time.Duration) {}}
 }
 
 func (f *finisher) start(ctx context.Context) {
@@ -165,8 +165,12 @@ func (f *finisher) finish(shard uint8, batch []storage.Outcome) (lost, busy []st
 	} else {
 		lost, err = f.o.Store.Finish(ctx, shard, batch)
 	}
-	if took = time.Since(began); len(busy) > 0 || err != nil && took >= finishBrisk {
-		f.beWary(len(busy))
+	took = time.Since(began)
+	switch {
+	case wary && err == nil:
+		f.noteLocked(batch, busy)
+	case err != nil && took >= finishBrisk:
+		f.beWary()
 	}
 	return lost, busy, took, err
 }
@@ -175,23 +179,32 @@ func (f *finisher) finish(shard uint8, batch []storage.Outcome) (lost, busy []st
 func (f *finisher) wary(now time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if now.Before(f.waryUntil) {
-		return true
-	}
-	if f.locked {
-		f.locked = false
-		f.o.Log.Info("no outcome waits for another transaction any more")
-	}
-	return false
+	return now.Before(f.waryUntil)
 }
 
-func (f *finisher) beWary(busy int) {
+func (f *finisher) beWary() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.waryUntil = time.Now().Add(finishWary)
-	if busy > 0 && !f.locked {
-		f.locked = true
-		f.o.Log.Warn("outcomes wait: another transaction has their jobs locked", "outcomes", busy)
+}
+
+// noteLocked notes which outcomes of a batch wait for locks, and tells of the first of them and when none does any more.
+func (f *finisher) noteLocked(batch, busy []storage.Outcome) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	before := len(f.locked)
+	for _, o := range batch {
+		delete(f.locked, o.JobID)
+	}
+	for _, o := range busy {
+		f.locked[o.JobID] = true
+		f.waryUntil = time.Now().Add(finishWary)
+	}
+	switch now := len(f.locked); {
+	case before == 0 && now > 0:
+		f.o.Log.Warn("outcomes wait: another transaction has their jobs locked", "outcomes", now)
+	case before > 0 && now == 0:
+		f.o.Log.Info("no outcome waits for another transaction any more")
 	}
 }
 
