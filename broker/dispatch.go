@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redrive-mq/redrive/storage"
@@ -29,6 +30,8 @@ type dispatcher struct {
 
 	mu    sync.Mutex
 	lanes map[uint32]*lane
+
+	failing atomic.Int32 // lanes whose last claim failed
 
 	claiming     context.Context // ends when claims stop
 	stopClaiming context.CancelFunc
@@ -162,10 +165,14 @@ func (d *dispatcher) expect(consumerKey uint32, wait time.Duration) {
 	}
 }
 
-// retryNear tells whether a consumer that keeps up with its jobs has a retry that is due, or will be shortly.
+// retryNear tells whether a consumer that keeps up with its jobs has a retry that is due, or will be shortly, and that
+// will be claimed from here.
 func (d *dispatcher) retryNear() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.claiming != nil && d.claiming.Err() != nil {
+		return false
+	}
 	for _, l := range d.lanes {
 		if l.retryNear() {
 			return true

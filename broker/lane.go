@@ -44,7 +44,9 @@ type lane struct {
 	// Of run alone.
 	claimSize int      // jobs in the next claim, at most
 	claimed   int      // jobs in the last
+	large     bool     // the last left a backlog and was large: so will the next be
 	missed    int      // looks in a row that found a retry due, but could not claim it
+	failing   bool     // the last failed
 	unsettled []uint64 // tokens of claims that failed, and may have leased jobs nonetheless
 }
 
@@ -217,6 +219,11 @@ func (l *lane) handBack(limit time.Duration) {
 func (l *lane) run(ctx context.Context) {
 	timer := time.NewTimer(l.untilDue())
 	defer timer.Stop()
+	defer func() {
+		if l.failing { // with its consumer gone, or the broker: nothing to tell
+			l.d.failing.Add(-1)
+		}
+	}()
 	ahead := false // to find out when the next retry becomes due, once those that are have been claimed
 	for {
 		select {
@@ -232,10 +239,14 @@ func (l *lane) run(ctx context.Context) {
 			l.look()
 			ahead = true
 		}
+		again := false
 		if drained := l.claim(ctx); drained && ahead {
-			ahead = l.lookAhead(ctx)
+			again = l.lookAhead(ctx)
+			ahead = again
 		}
-		l.looked()
+		if !again {
+			l.looked()
+		}
 		timer.Reset(l.untilDue())
 	}
 }
@@ -288,7 +299,7 @@ func (l *lane) lookAhead(ctx context.Context) (again bool) {
 // the backlog mark stays, and the release, or the end of an attempt, wakes the lane again.
 func (l *lane) claim(ctx context.Context) (drained bool) {
 	endTurn := func() {}
-	if l.claimed >= largeBatch { // so will this one be
+	if l.large {
 		endTurn = l.d.o.Store.Turn(ctx)
 	}
 	places := l.reserveClaim()
@@ -300,7 +311,7 @@ func (l *lane) claim(ctx context.Context) (drained bool) {
 	k := l.consumer.Load()
 	jobs, err := l.claimJobs(ctx, k, newLease(l.d.o), places)
 	endTurn()
-	l.claimed = len(jobs)
+	l.claimed, l.large = len(jobs), len(jobs) == places && places >= largeBatch
 	l.d.metrics.claimDuration.Observe(time.Since(began).Seconds())
 	if err == nil && len(jobs) == places {
 		l.mu.Lock()
@@ -314,11 +325,12 @@ func (l *lane) claim(ctx context.Context) (drained bool) {
 	l.d.metrics.claimed.Add(float64(len(jobs)))
 	if err == nil {
 		l.claimSize = min(2*l.claimSize, claimMost)
+		l.claimsAgain()
 		return len(jobs) < places
 	}
 	l.claimSize = max(places/2, 1)
 	if ctx.Err() == nil {
-		l.d.o.Log.Warn("claim failed", "channel", k.ChannelID, "consumer", k.ID, "error", err)
+		l.claimsFail(k, err)
 		select {
 		case <-ctx.Done():
 		case <-l.ended:
@@ -327,6 +339,28 @@ func (l *lane) claim(ctx context.Context) (drained bool) {
 		}
 	}
 	return false
+}
+
+// claimsFail notes, and claimsAgain ends, that the lane's claims fail. An outage fails those of all lanes, at each try: it is
+// logged when it begins and when it is over. What the database has against one consumer's jobs is logged for each.
+func (l *lane) claimsFail(k *storage.Consumer, err error) {
+	if l.failing {
+		return
+	}
+	l.failing = true
+	if n := l.d.failing.Add(1); n == 1 || !storage.IsUnavailable(err) {
+		l.d.o.Log.Warn("cannot claim jobs", "channel", k.ChannelID, "consumer", k.ID, "error", err)
+	}
+}
+
+func (l *lane) claimsAgain() {
+	if !l.failing {
+		return
+	}
+	l.failing = false
+	if l.d.failing.Add(-1) == 0 {
+		l.d.o.Log.Info("again able to claim jobs")
+	}
 }
 
 // claimJobs claims, after it has undone the claims that failed. It does not end with ctx: a claim that is broken off may

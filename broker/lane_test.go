@@ -1,6 +1,8 @@
 package broker
 
 import (
+	"context"
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -11,6 +13,12 @@ import (
 
 // newTestLane is of a broker that was not started: nothing moves but what the test moves. It has one job, QUEUED.
 func newTestLane(t *testing.T) *lane {
+	t.Helper()
+	l, _ := newTestBroker(t)
+	return l
+}
+
+func newTestBroker(t *testing.T) (*lane, *Broker) {
 	t.Helper()
 	s, err := storage.Open(storage.Options{DSN: storagetest.DSN(t), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -30,7 +38,7 @@ func newTestLane(t *testing.T) *lane {
 	}
 	l := newLane(b.dispatcher, k, &means{concurrency: 1})
 	b.dispatcher.lanes[k.Key] = l
-	return l
+	return l, b
 }
 
 func (l *lane) awake() bool {
@@ -103,5 +111,46 @@ func TestRetryNear(t *testing.T) {
 				t.Errorf("waited: %v", waited)
 			}
 		})
+	}
+}
+
+// The look for a retry waits for no turn, whatever the lane claimed before: only claims from a backlog are large.
+func TestRetryWaitsForNoTurn(t *testing.T) {
+	t.Parallel()
+	l, b := newTestBroker(t)
+	for i := range largeBatch {
+		if _, _, err := b.o.Store.Enqueue(t.Context(), storage.Enqueued{Queue: "jobs", MessageID: fmt.Sprint(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.means = &means{concurrency: 2 * largeBatch, do: func(context.Context, *storage.Consumer, storage.ClaimedJob) result { return result{} }}
+	b.dispatcher.start(t.Context())
+	defer b.dispatcher.stop(t.Context())
+	if drained := l.claim(t.Context()); !drained || l.busy == 0 {
+		t.Fatalf("drained %v with the first claim", drained)
+	}
+
+	b.o.Store.TakeTurns(func() bool { return true })
+	defer b.o.Store.Turn(t.Context())() // of somebody else's requeue
+	began := time.Now()
+	l.look()
+	l.claim(t.Context())
+	if took := time.Since(began); took > 200*time.Millisecond {
+		t.Errorf("the look for a retry took %v", took)
+	}
+}
+
+// Nobody's retry is near once claims have stopped: the last writes of the instance go on side by side.
+func TestNoRetryNearAfterStop(t *testing.T) {
+	t.Parallel()
+	l, b := newTestBroker(t)
+	l.due = time.Now()
+	b.dispatcher.start(t.Context())
+	if !b.dispatcher.retryNear() {
+		t.Error("none is near before the stop")
+	}
+	b.dispatcher.stop(t.Context())
+	if b.dispatcher.retryNear() {
+		t.Error("one is near after the stop")
 	}
 }

@@ -1,8 +1,11 @@
 package broker_test
 
 import (
+	"bytes"
 	"database/sql/driver"
 	"errors"
+	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -181,5 +184,103 @@ func TestAnOutageCostsNoAttempt(t *testing.T) {
 	w.waitJobs(k, storage.StatusDead, 1)
 	if n := w.number(`SELECT COUNT(*) FROM job j JOIN message m ON m.id = j.messageId WHERE m.messageId = 'lost' AND j.status = 1004 AND j.lastErrorClass = 'lease_lost'`); n != 1 {
 		t.Error("another job than the lost one is dead")
+	}
+}
+
+// An outage is told of when it begins and when it is over, however many consumers there are and however long it lasts.
+func TestOutageIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := newSink(t, ok)
+	var claims, writes atomic.Int32
+	o := w.fast()
+	o.Store = w.unreliable(func(query string) error {
+		claim := strings.Contains(query, "dueAt <= NOW(6)") && strings.Contains(query, "SKIP LOCKED") && claims.Add(1) <= 15
+		write := strings.Contains(query, "SET status = 1003") && writes.Add(1) == 1
+		if claim || write {
+			return &mysql.MySQLError{Number: 1226, SQLState: [5]byte([]byte("42000")), Message: "too many connections of this user"}
+		}
+		return nil
+	})
+	var log bytes.Buffer
+	o.Log = slog.New(slog.NewTextHandler(&log, nil))
+	consumers := make([]*storage.Consumer, 5)
+	for i := range consumers {
+		consumers[i] = w.consumer(fmt.Sprint("k", i), s.URL, storage.TypePush)
+		w.queue(consumers[i], 1)
+	}
+	b := w.start(o)
+	for _, k := range consumers {
+		w.waitJobs(k, storage.StatusDelivered, 1)
+	}
+	if err := b.Stop(w.ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"cannot claim jobs", "again able to claim jobs", "outcomes could not be written, trying again", "outcomes written after all"} {
+		if n := strings.Count(log.String(), line); n != 1 {
+			t.Errorf("%q: %d times", line, n)
+		}
+	}
+	if t.Failed() {
+		t.Log(log.String())
+	}
+}
+
+// Jobs of one consumer that somebody else has locked hold up nobody's outcomes but their own.
+func TestLockedJobsHoldUpNobodyElse(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	answer := make(chan struct{})
+	held := newSink(t, hang(answer))
+	free := newSink(t, ok)
+	k := w.consumer("k", held.URL, storage.TypePush)
+	o := w.fast()
+	o.DeliveryTimeout = time.Minute
+	var writes atomic.Int32
+	o.Store = w.unreliable(func(query string) error {
+		if strings.Contains(query, "SET status = 1003") {
+			writes.Add(1)
+		}
+		return nil
+	})
+	var log bytes.Buffer
+	o.Log = slog.New(slog.NewTextHandler(&log, nil))
+	b := w.start(o)
+	w.queue(k, 2)
+	held.wait(t, 2)
+	w.waitJobs(k, storage.StatusInflight, 2)
+
+	somebody, err := w.db.BeginTx(w.ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = somebody.Rollback() }()
+	if _, err := somebody.ExecContext(w.ctx, `SELECT id FROM job WHERE consumerId = ? FOR UPDATE`, k.Key); err != nil {
+		t.Fatal(err)
+	}
+	answer <- struct{}{} // each of the two lanes that write deliveries gets one
+	eventually(t, func() bool { return writes.Load() > 0 })
+	answer <- struct{}{}
+	other := w.consumer("other", free.URL, storage.TypePush)
+	w.queue(other, 10)
+	w.waitJobs(other, storage.StatusDelivered, 10)
+	if n := w.jobs(k)[storage.StatusInflight]; n != 2 {
+		t.Errorf("%d jobs in flight under somebody's lock", n)
+	}
+
+	if err := somebody.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	w.waitJobs(k, storage.StatusDelivered, 2)
+	if n := len(held.seen()); n != 2 {
+		t.Errorf("%d attempts at 2 jobs", n)
+	}
+	if err := b.Stop(w.ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"another transaction has their jobs locked", "no outcome waits for another transaction any more"} {
+		if n := strings.Count(log.String(), line); n != 1 {
+			t.Errorf("%q: %d times\n%s", line, n, log.String())
+		}
 	}
 }

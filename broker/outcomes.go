@@ -36,6 +36,20 @@ func (q *outcomes) add(o storage.Outcome) {
 	for len(q.waiting[o.ConsumerKey]) >= outcomesWaiting && !q.endless && o.Verdict != storage.HandBack {
 		q.room.Wait()
 	}
+	q.append(o)
+}
+
+// again puts back outcomes that were taken and could not be written yet, behind those that wait.
+func (q *outcomes) again(some []storage.Outcome) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, o := range some {
+		q.append(o)
+	}
+}
+
+// append puts an outcome at the end of its consumer's. q.mu is held.
+func (q *outcomes) append(o storage.Outcome) {
 	if len(q.waiting[o.ConsumerKey]) == 0 {
 		q.turn = append(q.turn, o.ConsumerKey)
 	}

@@ -31,6 +31,8 @@ const (
 	errLockWaitTimeout    = 1205
 	errDeadlock           = 1213
 	errReadOnly           = 1290
+	errTooManyOfUser      = 1203
+	errUserLimit          = 1226
 	errNoReferencedRow    = 1452
 	errRecordChanged      = 1020
 	errConnectionKilled   = 1927
@@ -58,10 +60,10 @@ func isTxRetryable(err error) bool {
 func isDuplicateEntry(err error) bool { return mysqlErrno(err) == errDuplicateEntry }
 
 // IsRejected tells whether err is the server's refusal of the statement itself or its values (SQLSTATE classes 22, 23 and
-// 42), which will be the same the next time.
+// 42), which will be the same the next time. A limit of the user's connections, which has such a state, is none.
 func IsRejected(err error) bool {
 	me, ok := errors.AsType[*mysql.MySQLError](err)
-	if !ok || isTxRetryable(err) {
+	if !ok || IsUnavailable(err) || isTxRetryable(err) {
 		return false
 	}
 	switch string(me.SQLState[:2]) {
@@ -89,7 +91,7 @@ func IsUnavailable(err error) bool {
 		return false
 	}
 	switch mysqlErrno(err) {
-	case errTooManyConnections, errServerShutdown, errReadOnly, errConnectionKilled, errLockWaitTimeout, errDeadlock:
+	case errTooManyConnections, errTooManyOfUser, errUserLimit, errServerShutdown, errReadOnly, errConnectionKilled, errLockWaitTimeout, errDeadlock:
 		return true
 	}
 	var netErr net.Error

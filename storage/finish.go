@@ -50,8 +50,7 @@ var errSomeLost = errors.New("some leases were lost")
 // Finish writes the outcomes of attempts in one transaction and returns the ones that changed nothing because the
 // job's lease was no longer theirs: it had run out and somebody else has the job, or had it.
 func (s *Store) Finish(ctx context.Context, shard uint8, outcomes []Outcome) (lost []Outcome, err error) {
-	outcomes = slices.Clone(outcomes)
-	slices.SortStableFunc(outcomes, func(a, b Outcome) int { return slices.Compare(a.JobID[:], b.JobID[:]) })
+	outcomes = inOrderOfJobs(outcomes)
 	attempts, err := s.attemptsOf(ctx, outcomes)
 	if err != nil {
 		return nil, err
@@ -61,7 +60,7 @@ func (s *Store) Finish(ctx context.Context, shard uint8, outcomes []Outcome) (lo
 		return nil, err
 	}
 	err = s.inTx(ctx, func(tx *sql.Tx) error {
-		held, gone, err := stillHeld(ctx, tx, outcomes)
+		held, gone, err := stillHeld(ctx, tx, outcomes, ` ORDER BY id FOR UPDATE`)
 		if err != nil {
 			return err
 		}
@@ -69,6 +68,44 @@ func (s *Store) Finish(ctx context.Context, shard uint8, outcomes []Outcome) (lo
 		return s.finish(ctx, tx, shard, held, attempts)
 	})
 	return lost, err
+}
+
+// FinishFree is Finish for jobs that somebody may have locked: it waits for no such lock, and returns as busy the outcomes
+// of those that are locked, which it left alone. It costs a statement more. Where SKIP LOCKED is no more than parsed it
+// waits as Finish does.
+func (s *Store) FinishFree(ctx context.Context, shard uint8, outcomes []Outcome) (lost, busy []Outcome, err error) {
+	outcomes = inOrderOfJobs(outcomes)
+	attempts, err := s.attemptsOf(ctx, outcomes)
+	if err != nil {
+		return nil, nil, err
+	}
+	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		held, others, err := stillHeld(ctx, tx, outcomes, ` ORDER BY id FOR UPDATE SKIP LOCKED`)
+		if err != nil {
+			return err
+		}
+		lost, busy = others, nil
+		if len(others) > 0 {
+			if busy, lost, err = stillHeld(ctx, tx, others, ``); err != nil {
+				return err
+			}
+		}
+		if len(held) == 0 {
+			return nil
+		}
+		return s.finish(ctx, tx, shard, held, attempts)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return lost, busy, nil
+}
+
+// inOrderOfJobs is the order in which jobs are locked.
+func inOrderOfJobs(outcomes []Outcome) []Outcome {
+	outcomes = slices.Clone(outcomes)
+	slices.SortStableFunc(outcomes, func(a, b Outcome) int { return slices.Compare(a.JobID[:], b.JobID[:]) })
+	return outcomes
 }
 
 // finish locks in the order job, engineDlq, engineHistory, tally.
@@ -143,9 +180,9 @@ func finishGroup(ctx context.Context, tx *sql.Tx, g group, outcomes []Outcome) e
 	return err
 }
 
-// stillHeld locks the jobs and splits the outcomes by whether their lease still holds. A job that occurs twice
-// counts once: the second outcome finds it changed.
-func stillHeld(ctx context.Context, tx *sql.Tx, outcomes []Outcome) (held, lost []Outcome, err error) {
+// stillHeld reads the jobs, with the locks that locking says, and splits the outcomes by whether their lease still holds. A
+// job that occurs twice counts once: the second outcome finds it changed.
+func stillHeld(ctx context.Context, tx *sql.Tx, outcomes []Outcome, locking string) (held, lost []Outcome, err error) {
 	args := make([]any, len(outcomes))
 	for i := range outcomes {
 		args[i] = outcomes[i].JobID
@@ -155,7 +192,7 @@ func stillHeld(ctx context.Context, tx *sql.Tx, outcomes []Outcome) (held, lost 
 		token uint64
 	}
 	rows, err := collect(ctx, tx, func(rows *sql.Rows) (r row, err error) { return r, rows.Scan(&r.id, &r.token) },
-		`SELECT id, leaseToken FROM job WHERE id IN (`+placeholders("?", len(args))+`) AND status = 1002 ORDER BY id FOR UPDATE`, args...)
+		`SELECT id, leaseToken FROM job FORCE INDEX (PRIMARY) WHERE id IN (`+placeholders("?", len(args))+`) AND status = 1002`+locking, args...)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -84,7 +84,7 @@ func Open(o Options) (*Store, error) {
 	db.SetMaxOpenConns(o.MaxOpenConns)
 	db.SetMaxIdleConns(o.MaxOpenConns)
 	db.SetConnMaxIdleTime(sessionIdle / 2)
-	return &Store{db: db, log: o.Log, sealKeys: o.SealKeys, tables: tables, turns: turns{taken: make(chan struct{}, 1)}}, nil
+	return &Store{db: db, log: o.Log, sealKeys: o.SealKeys, tables: tables}, nil
 }
 
 // Config reads a DSN and sets what Redrive needs of a connection.

@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 	"database/sql"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -13,28 +14,62 @@ const turnWait = 250 * time.Millisecond
 // turns lets large transactions of this process take turns while something small must not be late beside them.
 type turns struct {
 	wanted atomic.Pointer[func() bool] // nil: never
-	taken  chan struct{}               // holds a token while a turn lasts
+
+	mu      sync.Mutex
+	current chan struct{} // of whoever has the turn, closed when it is over; nil: nobody has it
 }
 
 // TakeTurns says when large transactions take turns: while wanted says so, one of them goes on at a time, and the others
-// wait for it, at most 250 ms each.
+// wait for it, at most 250 ms each. Who waited so long has the turn from then on: what stands still is waited for once.
 func (s *Store) TakeTurns(wanted func() bool) { s.turns.wanted.Store(&wanted) }
 
-// Turn waits, if need be, for the turn of a large transaction, some hundred rows, and returns what ends it. What
-// this package does in batches (requeues, purges, expiry, retention, pruning, the summary) takes its turns by itself.
+// Turn waits, if need be, for the turn of a large transaction, some hundred rows, and returns what ends it; where ctx ends
+// first there is no turn to end. What this package does in batches (requeues, purges, expiry, retention, pruning, the summary)
+// takes its turns by itself.
 func (s *Store) Turn(ctx context.Context) (end func()) {
 	if wanted := s.turns.wanted.Load(); wanted == nil || !(*wanted)() {
 		return func() {}
 	}
 	patience := time.NewTimer(turnWait)
 	defer patience.Stop()
-	select {
-	case s.turns.taken <- struct{}{}:
-		return func() { <-s.turns.taken }
-	case <-patience.C:
-	case <-ctx.Done():
+	mine := make(chan struct{})
+	for now := s.turns.take(mine, false); now != nil; now = s.turns.take(mine, false) {
+		select {
+		case <-now:
+			continue
+		case <-patience.C:
+			s.turns.take(mine, true)
+		case <-ctx.Done():
+			return func() {}
+		}
+		break
 	}
-	return func() {}
+	return func() { s.turns.end(mine) }
+}
+
+// take makes mine the current turn where there is none, or whatever there is, and returns the one that stays current
+// instead.
+func (t *turns) take(mine chan struct{}, anyway bool) (instead chan struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current != nil && !anyway {
+		return t.current
+	}
+	if t.current != nil {
+		close(t.current) // the others wait for mine now
+	}
+	t.current = mine
+	return nil
+}
+
+// end ends a turn unless it was taken over.
+func (t *turns) end(mine chan struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current == mine {
+		close(mine)
+		t.current = nil
+	}
 }
 
 // inTurn is inTx for a large transaction.

@@ -55,6 +55,35 @@ func TestTurns(t *testing.T) {
 	})
 }
 
+// A transaction that stands still is waited for once: whoever ran out of patience has the turn, and gives it on.
+func TestTurnThatStandsStill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := storage.Open(storage.Options{DSN: "root@tcp(127.0.0.1:1)/nowhere", Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = s.Close() }()
+		s.TakeTurns(func() bool { return true })
+		still := s.Turn(t.Context())
+		began := time.Now()
+		for range 10 {
+			s.Turn(t.Context())()
+		}
+		if took := time.Since(began); took != 250*time.Millisecond {
+			t.Errorf("ten turns behind one that stands still took %v", took)
+		}
+
+		end := s.Turn(t.Context())
+		still() // at last: it is not the other's end
+		time.AfterFunc(100*time.Millisecond, end)
+		began = time.Now()
+		s.Turn(t.Context())()
+		if took := time.Since(began); took != 100*time.Millisecond {
+			t.Errorf("waited %v for a turn that lasted 100ms", took)
+		}
+	})
+}
+
 // Each batch of a requeue and of a purge takes its own turn.
 func TestDeadBatchesTakeTurns(t *testing.T) {
 	t.Parallel()

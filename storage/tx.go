@@ -3,7 +3,9 @@ package storage
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 )
@@ -55,11 +57,20 @@ func tryTx(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx) error) error {
 		}
 	}()
 	if err := fn(tx); err != nil {
-		return err
+		return clarified(err)
 	}
 	if err := tx.Commit(); err != nil {
 		return commitError{err}
 	}
 	committed = true
 	return nil
+}
+
+// clarified adds to the driver's word for a connection that it gave up in a transaction what that means: where a server
+// refuses writes, the driver says no more.
+func clarified(err error) error {
+	if !errors.Is(err, driver.ErrBadConn) {
+		return err
+	}
+	return fmt.Errorf("%w: the database is read-only (a replica, or a failover goes on), or gone", err)
 }

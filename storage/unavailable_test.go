@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"testing"
 
 	"github.com/go-sql-driver/mysql"
@@ -37,6 +38,8 @@ func TestIsUnavailable(t *testing.T) {
 		{number(1213), true},
 		{number(1290), true},
 		{number(1927), true},
+		{&mysql.MySQLError{Number: 1203, SQLState: [5]byte([]byte("42000"))}, true},
+		{&mysql.MySQLError{Number: 1226, SQLState: [5]byte([]byte("42000"))}, true},
 		{context.DeadlineExceeded, true},
 		{driver.ErrBadConn, true},
 		{mysql.ErrInvalidConn, true},
@@ -51,6 +54,30 @@ func TestIsUnavailable(t *testing.T) {
 		if tt.err != nil && storage.IsUnavailable(fmt.Errorf("while testing: %w", tt.err)) != tt.want {
 			t.Errorf("%v, wrapped: not %v", tt.err, tt.want)
 		}
+		if tt.want && storage.IsRejected(tt.err) {
+			t.Errorf("%v: would be the same the next time", tt.err)
+		}
+	}
+}
+
+// Where a server refuses writes the driver gives up the connection and says no more: the error says what that means.
+func TestReadOnlyIsNamed(t *testing.T) {
+	t.Parallel()
+	s, err := storage.Open(storage.Options{DSN: storagetest.DSN(t), WrapConnector: func(c driver.Connector) driver.Connector {
+		return storagetest.Intercept(c, func(query string) (string, error) {
+			if strings.HasPrefix(query, "UPDATE") {
+				return query, driver.ErrBadConn
+			}
+			return query, nil
+		})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	err = s.Unclaim(t.Context(), 1, 1)
+	if !storage.IsUnavailable(err) || !strings.Contains(err.Error(), "read-only") {
+		t.Errorf("the error is %v", err)
 	}
 }
 

@@ -1,11 +1,13 @@
 package workflowdb_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -30,7 +32,9 @@ type tester struct {
 }
 
 func newBackend(t *testing.T, db *sql.DB, o workflowdb.Options, lease time.Duration) tester {
-	o.Log = quiet
+	if o.Log == nil {
+		o.Log = quiet
+	}
 	b := workflowdb.New(db, o, backend.WithWorkflowLockTimeout(lease), backend.WithActivityLockTimeout(lease))
 	t.Cleanup(func() { _ = b.Close() })
 	return tester{t, b}
@@ -324,5 +328,41 @@ func TestClaimThatNobodyGot(t *testing.T) {
 	b.activity()
 	if failed.Load() != 1 {
 		t.Errorf("%d reads failed", failed.Load())
+	}
+}
+
+// An outage is told of when it begins and when it is over, not at each look.
+func TestOutageIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var looks atomic.Int32
+	store, err := storage.Open(storage.Options{DSN: storagetest.DSN(t), WrapConnector: func(c driver.Connector) driver.Connector {
+		return storagetest.Intercept(c, func(query string) (string, error) {
+			if strings.Contains(query, "TIMESTAMPDIFF(MICROSECOND, NOW(6), dueAt)") {
+				switch n := looks.Add(1); {
+				case n <= 5:
+					return "", mysql.ErrInvalidConn
+				case n == 8:
+					cancel()
+				}
+			}
+			return query, nil
+		})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	var log bytes.Buffer
+	b := newBackend(t, store.DB(), workflowdb.Options{Idle: 20 * time.Millisecond, Log: slog.New(slog.NewTextHandler(&log, nil))}, time.Hour)
+	if task, err := b.GetWorkflowTask(ctx, queues); task != nil || err != nil {
+		t.Fatalf("it got %v, %v", task, err)
+	}
+	b.ok(b.Close()) // nothing is logged any more
+	for _, line := range []string{"cannot look for", "again able to look for"} {
+		if n := strings.Count(log.String(), line); n != 1 {
+			t.Errorf("%q: %d times\n%s", line, n, log.String())
+		}
 	}
 }

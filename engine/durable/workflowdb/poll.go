@@ -116,8 +116,10 @@ func (p *poller) within(d time.Duration) {
 	}
 }
 
+// poll looks for work until the poller stops. An outage is logged when it begins and when it is over, not at each look.
 func (b *Backend) poll() {
 	p := &b.poller
+	failing := false
 	for {
 		p.mu.Lock()
 		wait := time.Until(p.next)
@@ -135,8 +137,17 @@ func (b *Backend) poll() {
 		p.mu.Lock()
 		p.next = time.Now().Add(p.idle) // before the look: who plans an earlier one meanwhile is heard
 		p.mu.Unlock()
-		if err := b.look(p.ctx); err != nil && p.ctx.Err() == nil {
-			b.log.Warn("looking for durable orchestrations to go on with", "error", err)
+		err := b.look(p.ctx)
+		if p.ctx.Err() != nil {
+			return
+		}
+		if failed := err != nil; failed != failing {
+			failing = failed
+			if failed {
+				b.log.Warn("cannot look for durable orchestrations to go on with", "error", err)
+			} else {
+				b.log.Info("again able to look for durable orchestrations to go on with")
+			}
 		}
 	}
 }
