@@ -84,7 +84,7 @@ func (s *Server) routes() *mux.Router {
 		if to := tidy(m, r); to != "" {
 			return redirect(w, r, to)
 		}
-		return notFound("there is nothing at this path")
+		return notFound("there is nothing at this path; /openapi.yaml describes what there is")
 	})
 	m.MethodNotAllowedHandler = s.methodNotAllowed(m)
 	return m
