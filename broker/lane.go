@@ -45,7 +45,7 @@ type lane struct {
 	claimSize int      // jobs in the next claim, at most
 	claimed   int      // jobs in the last
 	large     bool     // the last left a backlog and was large: so will the next be
-	missed    int      // looks in a row that found a retry due, but could not claim it
+	missed    bool     // the last look for a retry came too early, and this one is its repetition
 	failing   bool     // the last failed
 	unsettled []uint64 // tokens of claims that failed, and may have leased jobs nonetheless
 }
@@ -239,9 +239,9 @@ func (l *lane) run(ctx context.Context) {
 			l.look()
 			ahead = true
 		}
-		again := false
-		if drained := l.claim(ctx); drained && ahead {
-			again = l.lookAhead(ctx)
+		drained := l.claim(ctx)
+		again := drained && ahead && l.lookAhead(ctx)
+		if drained {
 			ahead = again
 		}
 		if !again {
@@ -284,14 +284,14 @@ func (l *lane) lookAhead(ctx context.Context) (again bool) {
 		l.expect(*next)
 	case *next > 0:
 		l.lookIn(*next)
-	case l.missed == 0:
-		l.missed++
+	case !l.missed:
+		l.missed = true
 		l.signal()
 		return true
 	default:
 		l.lookIn(10 * dueStep) // another transaction has it just now
 	}
-	l.missed = 0
+	l.missed = false
 	return false
 }
 

@@ -214,7 +214,21 @@ func (s *Server) launch(ctx context.Context) (p *process, err error) {
 
 // awaitReady returns once the server lets us log in.
 func (s *Server) awaitReady(ctx context.Context, p *process) error {
-	cfg := s.config("")
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-p.done:
+			cancel(p.err)
+		case <-ctx.Done():
+		}
+	}()
+	return AwaitAnswer(ctx, s.config(""))
+}
+
+// AwaitAnswer returns once a server that starts lets us log in. The error is ctx's cause and what the server last said.
+func AwaitAnswer(ctx context.Context, cfg *mysql.Config) error {
+	cfg = cfg.Clone()
 	cfg.Logger = &mysql.NopLogger{} // it is expected to refuse for a while
 	connector, err := mysql.NewConnector(cfg)
 	if err != nil {
@@ -228,8 +242,6 @@ func (s *Server) awaitReady(ctx context.Context, p *process) error {
 			return conn.Close()
 		}
 		select {
-		case <-p.done:
-			return p.err
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		case <-tick.C:

@@ -10,6 +10,8 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"github.com/testcontainers/testcontainers-go"
 	containermysql "github.com/testcontainers/testcontainers-go/modules/mysql"
+
+	"github.com/redrive-mq/redrive/storage/privatedb"
 )
 
 const (
@@ -17,7 +19,6 @@ const (
 	rootPassword  = "redrive"
 	stopTimeout   = 30 * time.Second
 	answerTimeout = 2 * time.Minute // of a server that recovers after it was killed
-	answerPoll    = 50 * time.Millisecond
 )
 
 // engineAnswers tells whether containers can be started here.
@@ -107,24 +108,7 @@ func (c *container) Restart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg.Logger = &mysql.NopLogger{} // it is expected to refuse for a while
-	connector, err := mysql.NewConnector(cfg)
-	if err != nil {
-		return err
-	}
-	tick := time.NewTicker(answerPoll)
-	defer tick.Stop()
-	for {
-		conn, err := connector.Connect(ctx)
-		if err == nil {
-			return conn.Close()
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		case <-tick.C:
-		}
-	}
+	return privatedb.AwaitAnswer(ctx, cfg)
 }
 
 // remove takes the container away, with its data, however far it came.
